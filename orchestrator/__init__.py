@@ -1,0 +1,1 @@
+"""WHERE trials run and what is remembered: the only package with side effects."""

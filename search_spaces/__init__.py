@@ -1,0 +1,1 @@
+"""WHICH trials are allowed, and which of them is best."""

@@ -1,0 +1,247 @@
+"""The contract between an engine and the replay that drives it (DESIGN of the house: contracts).
+
+An engine is driven one step at a time. What it reports of a step is proportional to what CHANGED in it,
+never to the batch. All times are integer nanoseconds, all memory counts are tokens or blocks; bytes follow
+from `PoolGeometry`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal, NamedTuple, Protocol
+
+Evidence = Literal["measured", "modelled"]
+Clock = Literal["virtual", "wall", "cpu", "steps"]
+
+
+class Outcome(IntEnum):
+    """How a request ended. UNFINISHED is the replay's word for one that was still alive when it stopped."""
+
+    COMPLETED = 0
+    CANCELLED = 1
+    REJECTED = 2
+    FAILED = 3
+    UNFINISHED = 4
+
+
+class Cause(IntEnum):
+    """Why the first waiting request could not be admitted in a step, although something waits."""
+
+    NONE = 0
+    MEMORY = 1  # free + reclaimable blocks are fewer than it needs
+    WATERMARK = 2  # the blocks are there, but the watermark keeps them
+    SLOTS = 3  # max_num_seqs requests run already
+    BUDGET = 4  # the step's token budget was used up
+    PREEMPTED = 5  # a step that preempted admits nobody
+    HEAD_OF_LINE = 6  # the first does not fit, one behind it would
+
+
+class StepShape(NamedTuple):
+    """Aggregates of one step, kept in O(1) while decodes advance; all a step-time model may look at."""
+
+    num_decodes: int  # sequences that compute one token
+    decode_context: int  # KV tokens that those read, this step's own included
+    decode_blocks: int  # blocks that those tokens lie in
+    num_chunks: int  # prefill chunks in the step
+    chunk_tokens: int  # prompt (or recomputed) tokens computed
+    chunk_context: int  # KV tokens that stood before each chunk, summed
+    chunk_pairs: int  # (query, key) pairs of the chunks under the causal mask
+    num_sampled: int  # rows that need logits
+
+
+class LedgerRow(NamedTuple):
+    """Accounts of one (KV group, rank) after schedule(), before anything finished is released.
+
+    Tokens for what is written or claimed inside blocks, blocks for the rest. `padding` and `remainder` are
+    constants of `PoolGeometry`. Event counts are those since the row before.
+    """
+
+    group: int
+    rank: int
+    payload_tokens: int  # physical: a shared block counts once
+    tail_slack_tokens: int  # claimed for the tail of a live sequence, not written
+    reserved_ahead_tokens: int  # claimed beyond the tail block
+    cached_blocks: int  # nobody holds them, still matchable
+    free_blocks: int
+    reserve_blocks: int  # never handed out
+    logical_tokens: int  # tokens held, summed over sequences: a shared block counts once a holder
+    allocated_blocks: int  # events from here on
+    released_blocks: int
+    evicted_blocks: int
+    copied_blocks: int
+
+
+class Refusal(NamedTuple):
+    """What kept the head of the queue out in this step; row -1 where nothing waits."""
+
+    cause: Cause
+    row: int
+    wanted_blocks: int
+
+
+NO_REFUSAL = Refusal(Cause.NONE, -1, 0)
+
+
+@dataclass(slots=True)
+class Step:
+    """One engine iteration. The lists name only what changed. Valid until the next `step()`.
+
+    A row in `began` delivers one token in this step and in every later one until it is in `paused` (no token
+    in that step) or in `ended` (COMPLETED: its last token came in this step; otherwise none did).
+    """
+
+    duration_ns: int
+    attention_ns: int | None
+    shape: StepShape
+    ledger: tuple[LedgerRow, ...]
+    num_running: int
+    num_waiting: int
+    waiting_tokens: int  # known tokens of all that wait: the backlog
+    refusal: Refusal = NO_REFUSAL
+    began: Sequence[int] = ()
+    paused: Sequence[int] = ()
+    ended: Sequence[tuple[int, Outcome]] = ()
+    admitted: Sequence[tuple[int, int]] = ()  # (row, prefix tokens hit), counted when they commit
+    preempted: Sequence[tuple[int, int]] = ()  # (row, tokens whose KV was dropped)
+    extra: Sequence[tuple[int, int]] = ()  # (row, tokens) where more than one token came at once
+
+
+StepTime = Callable[[StepShape], tuple[int, int]]  # pure: (step ns, attention ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request as the engine sees it. Token counts are the trace's; the output length is forced."""
+
+    row: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    arrival_ns: int = 0
+    priority: int = 0
+    parent: int = -1
+    inherited_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolGeometry:
+    """How the bytes of one KV group's pool divide. All sizes in bytes unless named otherwise."""
+
+    block_size: int  # tokens
+    num_blocks: int  # reserve included
+    reserve_blocks: int
+    bytes_per_token: int
+    padding_bytes_per_block: int  # page rounding inside a block
+    pool_bytes: int
+    kernel_block_size: int  # what the attention kernel walks
+    reuse_quantum_tokens: int  # prefix hits are multiples of this
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_size * self.bytes_per_token + self.padding_bytes_per_block
+
+    @property
+    def remainder_bytes(self) -> int:
+        """Pool bytes that make no whole block."""
+        return self.pool_bytes - self.num_blocks * self.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the opened engine really is: read back, never assumed."""
+
+    name: str
+    engine_hash: str
+    evidence: Evidence
+    clock: Clock
+    groups: tuple[PoolGeometry, ...]
+    ranks: int
+    effective: tuple[tuple[str, str], ...]  # every knob's effective value, as text
+    not_applicable: tuple[str, ...] = ()  # knobs that this engine does not have
+    unknown_columns: tuple[str, ...] = ()  # ledger columns that it cannot know
+    max_model_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBytes:
+    """Device side of the ledger, in bytes. `observed` is what the machine itself reports (0: nothing to see)."""
+
+    pool: int = 0
+    block_tables: int = 0
+    weights: int = 0
+    workspace: int = 0
+    allocator_reserve: int = 0
+    observed: int = 0
+    resident: int = 0
+
+    @property
+    def residual(self) -> int:
+        """What no account explains; signed, never folded into one. 0 where nothing can be observed."""
+        named = self.pool + self.block_tables + self.weights + self.workspace + self.allocator_reserve
+        return self.observed - named if self.observed else 0
+
+
+@dataclass(slots=True)
+class GroupAudit:
+    """RAW state of one (group, rank): the recount is made from these and shares no code with `Step`."""
+
+    tables: dict[int, list[int]]  # live row -> block ids in token order
+    held_tokens: dict[int, int]  # live row -> tokens whose KV is in those blocks
+    free: list[int]
+    cached: list[int]
+    reserve: list[int]
+    reserved_ahead: dict[int, int] = field(default_factory=dict)  # live row -> tokens claimed beyond its tail
+
+
+@dataclass(slots=True)
+class Audit:
+    groups: list[GroupAudit]  # one a (group, rank), in the order of `Step.ledger`
+    device: DeviceBytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStart:
+    """Seconds spent before the first request, told apart."""
+
+    load_s: float = 0.0
+    compile_s: float = 0.0
+    capture_s: float = 0.0
+    warmup_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The engine would not open with this spec; in its own words."""
+
+    words: str
+
+
+class EngineDied(RuntimeError):
+    """The engine failed inside a step; carries its own traceback."""
+
+
+class Engine(Protocol):
+    """What replay.py drives. Single-threaded; every method returns only when its effect is complete."""
+
+    facts: EngineFacts
+    start_up: EngineStart
+
+    def start(self, cold: bool) -> None:
+        """Begin a replay. Only when drained. `cold` drops cached blocks and proves that nothing is held."""
+
+    def add(self, work: Work) -> str | None:
+        """Queue a request now. A returned text says why it can never fit; then it was not queued."""
+
+    def cancel(self, row: int) -> bool:
+        """End a request between steps. False if it is over already; may be called any number of times."""
+
+    def step(self) -> Step | None:
+        """One iteration, or None when nothing is runnable. Raises EngineDied."""
+
+    def ledger(self) -> tuple[LedgerRow, ...]:
+        """The accounts now, outside a step (for idle spans); event counts since the last row."""
+
+    def audit(self) -> Audit:
+        """Raw tables and queues, copied."""
+
+    def close(self) -> None:
+        """Give everything back. May be called twice."""

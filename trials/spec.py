@@ -1,0 +1,259 @@
+"""TrialSpec: what one trial is asked. Everything that decides the outcome is here, and nothing else.
+
+Paths are locators: they say where content lies, and are replaced by the content's digest in the spec hash
+(`fingerprint.spec_hash`).
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from trials.model import PRESETS, ModelSpec
+from trials.units import SpecError, nearest, parse_bytes, parse_count, parse_ns
+
+ENGINE_NAMES = ("simulator", "torch_paged")
+
+
+def _quantity(parse: Any) -> Any:
+    return BeforeValidator(lambda v: v if v is None else parse(v))
+
+
+Bytes = Annotated[int, _quantity(parse_bytes), Field(gt=0)]
+Ns = Annotated[int, _quantity(parse_ns), Field(ge=0)]
+Count = Annotated[int, _quantity(parse_count)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EngineSpec(_Model):
+    """Which engine, and everything that is its own. `python` is a locator: the engine hash covers what it finds."""
+
+    name: str
+    step_time: str | None = None  # roofline:GPU or table:FILE, for engines whose time is modelled
+    clock: Literal["wall", "cpu"] | None = None  # measured engines; None = wall
+    threads: int = Field(default=1, ge=1)
+    device: Literal["cpu", "cuda"] = "cpu"
+    python: str | None = None
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    args: dict[str, Any] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _known(self) -> "EngineSpec":
+        if self.name not in ENGINE_NAMES:
+            raise ValueError(f"engine {self.name!r} does not exist; {nearest(self.name, ENGINE_NAMES)}")
+        if self.name == "simulator" and self.step_time is None:
+            raise ValueError("engine simulator needs step_time, for example roofline:h100-sxm")
+        return self
+
+
+class PoolSpec(_Model):
+    """KV memory: exactly one of the three. `blocks` includes `reserve_blocks`."""
+
+    bytes: Bytes | None = None
+    blocks: Annotated[int, _quantity(parse_count), Field(gt=0)] | None = None
+    device_budget: Bytes | None = None
+    reserve_blocks: int = Field(default=0, ge=0)
+    tables_inside: bool = False  # the byte budget also pays for the device block tables
+
+    @model_validator(mode="after")
+    def _one(self) -> "PoolSpec":
+        given = [n for n in ("bytes", "blocks", "device_budget") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"pool needs exactly one of bytes, blocks, device_budget; got {', '.join(given) or 'none'}"
+            )
+        return self
+
+
+class PoolPolicy(_Model):
+    """The candidate: what the search moves. Defaults are vLLM v1's."""
+
+    block_size: int = Field(default=16, ge=1, le=1 << 20, strict=True)
+    layout: Literal["paged", "contiguous"] = "paged"
+    sharing: Literal["prefix"] = "prefix"
+    prefix_caching: bool = True
+    eviction: Literal["lru"] = "lru"
+    victim: Literal["last_admitted"] = "last_admitted"
+    watermark: float = Field(default=0.0, ge=0.0, lt=1.0)
+    reserve_prompt: bool = True
+    preemption: Literal["recompute"] = "recompute"
+    queue: Literal["fcfs"] = "fcfs"
+    free_order: Literal["tail_first"] = "tail_first"
+    max_model_len: Annotated[int, _quantity(parse_count), Field(gt=0)] = 8192
+    max_num_seqs: Annotated[int, _quantity(parse_count), Field(gt=0)] = 256
+    max_num_batched_tokens: Annotated[int, _quantity(parse_count), Field(gt=0)] = 2048
+    long_prefill_token_threshold: int = Field(default=0, ge=0)
+
+
+class Window(_Model):
+    """Stretch of trace time that counts, ns from the trace's first arrival, before the load scales it."""
+
+    start: Ns = 0
+    duration: Annotated[int, _quantity(parse_ns), Field(gt=0)]
+
+
+class TraceSpec(_Model):
+    path: str
+    window: Window | None = None  # None = the whole trace
+    warmup: Ns = 0  # replayed before the window in phase `steady`, not counted
+    sessions: Literal["open", "closed"] = "open"
+
+
+class Load(_Model):
+    """How hard the trace is driven: exactly one."""
+
+    rate_scale: Annotated[float, Field(gt=0)] | None = None
+    rps: Annotated[float, Field(gt=0)] | None = None
+    concurrency: Annotated[int, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "Load":
+        given = [n for n in ("rate_scale", "rps", "concurrency") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"load needs exactly one of rate_scale, rps, concurrency; got {', '.join(given) or 'none'}"
+            )
+        return self
+
+    @property
+    def kind(self) -> str:
+        return next(n for n in ("rate_scale", "rps", "concurrency") if getattr(self, n) is not None)
+
+    @property
+    def value(self) -> float:
+        return float(getattr(self, self.kind))
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind}={self.value:g}"
+
+
+class Ladder(_Model):
+    """Search for the largest load that holds, between `low` and `high`, to within a ratio of `within`."""
+
+    over: Literal["rate_scale", "rps", "concurrency"] = "rate_scale"
+    low: float = Field(gt=0)
+    high: float = Field(gt=0)
+    within: float = Field(default=0.05, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Ladder":
+        if self.high < self.low:
+            raise ValueError(f"ladder: high {self.high:g} is below low {self.low:g}")
+        return self
+
+
+class Measure(_Model):
+    load: Load | None = None
+    ladder: Ladder | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "Measure":
+        if (self.load is None) == (self.ladder is None):
+            raise ValueError("measure needs exactly one of load, ladder")
+        return self
+
+
+def _as_model(value: Any) -> Any:
+    """A preset's name, or a mapping with its shape."""
+    if not isinstance(value, str):
+        return value
+    if value not in PRESETS:
+        raise SpecError(f"model {value!r} does not exist; {nearest(value, PRESETS)}")
+    return PRESETS[value]
+
+
+class TrialSpec(_Model):
+    """One trial. Read with `load_trial_spec`; hash with `fingerprint.spec_hash`."""
+
+    engine: EngineSpec
+    model: Annotated[ModelSpec, BeforeValidator(_as_model)]
+    pool: PoolSpec
+    policy: PoolPolicy = PoolPolicy()
+    trace: TraceSpec
+    slo: str
+    measure: Measure = Measure(load=Load(rate_scale=1.0))
+    phases: tuple[Literal["cold", "steady"], ...] = ("cold", "steady")
+    seed: int = 0
+    repeat: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _coherent(self) -> "TrialSpec":
+        from trials.slo import parse_slo
+
+        slo = parse_slo(self.slo)
+        if self.measure.ladder is not None and not slo.bounds_waiting:
+            raise ValueError(
+                f"slo {self.slo!r} has no ttft or e2el clause, so a growing queue would not break it: "
+                "a capacity search needs one, for example ttft:p99<500ms"
+            )
+        if not self.phases or len(set(self.phases)) != len(self.phases):
+            raise ValueError(f"phases must name cold, steady or both, once each; got {list(self.phases)}")
+        return self
+
+
+def explain(error: ValidationError, source: str) -> SpecError:
+    """pydantic's errors as one message a line: where, what was there, what is known."""
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"]) or "spec"
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{where}: unknown key; {_known_keys(item['loc'])}")
+        else:
+            lines.append(f"{where}: {item['msg'].removeprefix('Value error, ')} (got {item.get('input')!r})")
+    return SpecError(f"{source}:\n  " + "\n  ".join(lines))
+
+
+def _known_keys(loc: tuple[int | str, ...]) -> str:
+    """The keys allowed where an unknown one stood."""
+    model: Any = TrialSpec
+    for part in loc[:-1]:
+        field = model.model_fields.get(part) if hasattr(model, "model_fields") else None
+        if field is None:
+            return "see the documentation of the spec"
+        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        model = next((c for c in candidates if hasattr(c, "model_fields")), None)
+    return nearest(str(loc[-1]), model.model_fields) if model is not None else "see the documentation"
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping from a file, or a SpecError that names the file and the line."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read as text: {error}") from None
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise SpecError(f"{path}: a mapping of keys is needed, found {type(data).__name__}")
+    return data
+
+
+def trial_spec(data: dict[str, Any], source: str = "spec") -> TrialSpec:
+    """Validate a mapping; every error is a SpecError that names the key."""
+    try:
+        return TrialSpec.model_validate(data)
+    except ValidationError as error:
+        raise explain(error, source) from None
+
+
+def load_trial_spec(path: Path) -> TrialSpec:
+    """Read a spec; relative paths in it are relative to its own folder."""
+    return resolve_paths(trial_spec(read_yaml(path), str(path)), path.parent)
+
+
+def resolve_paths(spec: TrialSpec, folder: Path) -> TrialSpec:
+    """The same spec with absolute locators."""
+    trace = spec.trace.model_copy(update={"path": str((folder / spec.trace.path).resolve())})
+    engine = spec.engine
+    if engine.step_time and engine.step_time.startswith("table:"):
+        table = (folder / engine.step_time.removeprefix("table:")).resolve()
+        engine = engine.model_copy(update={"step_time": f"table:{table}"})
+    return spec.model_copy(update={"trace": trace, "engine": engine})

@@ -1,0 +1,66 @@
+"""Quantities as people write them: `16GiB`, `500ms`, `10min`, `128k`. Integers come out, or a clear error."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+_NUMBER = re.compile(r"\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-zµ]*)\s*")
+_BYTES = {
+    "": 1, "B": 1,
+    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+    "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
+_NS = {
+    "ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9,
+    "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9,
+}  # fmt: skip
+_COUNT = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+class SpecError(ValueError):
+    """A user's request cannot be carried out as written; the message says what was asked and what to do."""
+
+
+def _parse(text: object, units: dict[str, int], what: str, example: str) -> int:
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        raise SpecError(f"{what}: {text!r} is not a quantity; write it like {example}")
+    match = _NUMBER.fullmatch(str(text))
+    if not match:
+        raise SpecError(f"{what}: {text!r} is not a number with a unit; write it like {example}")
+    number, unit = match.groups()
+    if unit not in units:
+        known = ", ".join(u for u in units if u)
+        missing = "has no unit" if not unit else f"has the unknown or ambiguous unit {unit!r}"
+        raise SpecError(f"{what}: {text!r} {missing}; one of {known} is needed, for example {example}")
+    whole, _, fraction = number.lower().partition(".")
+    if not fraction and "e" not in whole:
+        return int(whole) * units[unit]
+    value = float(number) * units[unit]
+    if value != int(value) and units[unit] == 1:
+        raise SpecError(f"{what}: {text!r} is not a whole number")
+    return round(value)
+
+
+def parse_bytes(text: object, what: str = "bytes") -> int:
+    """`16GiB`, `500MB` or a plain number of bytes -> bytes. `16G` is refused: it has two meanings."""
+    return _parse(text, _BYTES, what, "16GiB")
+
+
+def parse_ns(text: object, what: str = "duration") -> int:
+    """`500ms`, `10min`, `0s` -> nanoseconds. A number without a unit is refused, except 0."""
+    if not isinstance(text, bool) and text in (0, "0"):
+        return 0
+    return _parse(text, _NS, what, "500ms")
+
+
+def parse_count(text: object, what: str = "count") -> int:
+    """`8192`, `128k` (= 128,000) -> a whole number."""
+    return _parse(text, _COUNT, what, "8192")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """End of an error message about an unknown name: the known ones, the likeliest first."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}known: {', '.join(sorted(names))}"
