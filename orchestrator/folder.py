@@ -1,0 +1,189 @@
+"""A sweep's folder: which file is where, and reading back what stands in it.
+
+Layout: sweep.yaml (resolved) · study.journal · mlflow.db, artifacts/ · summary.csv · knee.json · recipe.yaml ·
+report.html · trials/NNNN/trial.json (this driver's card) · trials/NNNN/attempt-K/{spec.json, result.json,
+attempt.json, requests.parquet, ledger.parquet, log.txt, lost.json where no result came}.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from search_spaces.outcome import Outcome
+from trials.result import TrialResult, load_result
+from trials.spec import TrialSpec
+from trials.trace import write_whole
+from trials.units import SpecError
+
+State = Literal["running", "complete", "refused", "failed"]
+Param = int | float | str | bool
+
+
+class TrialCard(BaseModel):
+    """trial.json: what the driver knows of a trial. `decides` is the attempt whose result counts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    number: int
+    control: str | None = None
+    params: dict[str, Param] = {}
+    repeat: int = 0
+    spec: TrialSpec  # locators absolute
+    spec_hash: str
+    build: str  # digest of the code that the trial was sent with
+    state: State = "running"
+    reason: str = ""
+    decides: int | None = None
+    reused_from: int | None = None  # the trial whose result this is; then it has no attempts of its own
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One execution. `info` is attempt.json (host, wall times, probe_s, engine_start ...), {} where absent."""
+
+    number: int
+    folder: Path
+    result: TrialResult | None
+    info: dict[str, Any]
+    lost: str | None = None  # why no result came
+
+    @property
+    def probe_s(self) -> float | None:
+        """Seconds of the speed probe that ran before the trial, where one did."""
+        probe = self.info.get("probe_s")
+        return float(probe) if isinstance(probe, int | float) and probe > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """A trial as it stands on disk. `result` and `folder` are those of the attempt that decides."""
+
+    card: TrialCard
+    attempts: tuple[AttemptRecord, ...]
+    result: TrialResult | None = None
+    folder: Path | None = None  # the deciding attempt's: requests.parquet, ledger.parquet lie there
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        return self.card.number
+
+    @property
+    def control(self) -> str | None:
+        return self.card.control
+
+    @property
+    def params(self) -> dict[str, Param]:
+        return self.card.params
+
+    @property
+    def repeat(self) -> int:
+        return self.card.repeat
+
+    @property
+    def spec(self) -> TrialSpec:
+        return self.card.spec
+
+    @property
+    def state(self) -> State:
+        return self.card.state
+
+
+class SweepFolder:
+    """Names of the files in a sweep's folder. Makes nothing by itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sweep_yaml = path / "sweep.yaml"
+        self.journal = path / "study.journal"
+        self.mlflow_db = path / "mlflow.db"
+        self.artifacts = path / "artifacts"
+        self.summary_csv = path / "summary.csv"
+        self.knee_json = path / "knee.json"
+        self.recipe_yaml = path / "recipe.yaml"
+        self.report_html = path / "report.html"
+        self.trials = path / "trials"
+
+    def trial(self, number: int) -> Path:
+        return self.trials / f"{number:04d}"
+
+    def card(self, number: int) -> Path:
+        return self.trial(number) / "trial.json"
+
+    def attempt(self, number: int, attempt: int) -> Path:
+        return self.trial(number) / f"attempt-{attempt}"
+
+    def attempts(self, number: int) -> list[int]:
+        """Attempts that have a folder, ascending; they count from 1."""
+        found = (p.name.removeprefix("attempt-") for p in self.trial(number).glob("attempt-*") if p.is_dir())
+        return sorted(int(name) for name in found if name.isdigit())
+
+    def require(self) -> None:
+        if not self.sweep_yaml.is_file():
+            raise SpecError(f"{self.path}: no sweep.yaml here; this is not the folder of a sweep")
+
+    def load_outcome(self) -> Outcome | None:
+        """knee.json, or None before the sweep came to one."""
+        if not self.knee_json.is_file():
+            return None
+        return Outcome.model_validate_json(self.knee_json.read_text(encoding="utf-8"))
+
+    def load_trials(self) -> list[TrialRecord]:
+        """Every trial that has a card, by number; a reused one carries the result that it took over."""
+        numbers = sorted(int(p.name) for p in self.trials.glob("[0-9]*") if p.name.isdigit())
+        records: dict[int, TrialRecord] = {}
+        for number in numbers:
+            record = self.load_trial(number)
+            if record is not None:
+                records[number] = record
+        return [self._with_reused(record, records) for record in records.values()]
+
+    def load_trial(self, number: int) -> TrialRecord | None:
+        """One trial; None where its card was never written whole."""
+        try:
+            card = TrialCard.model_validate_json(self.card(number).read_text(encoding="utf-8"))
+        except (OSError, ValidationError):
+            return None
+        attempts = tuple(read_attempt(self.attempt(number, k), k) for k in self.attempts(number))
+        chosen = next((a for a in attempts if a.number == card.decides), None)
+        if chosen is None:
+            return TrialRecord(card, attempts)
+        return TrialRecord(card, attempts, chosen.result, chosen.folder, chosen.info)
+
+    def save_card(self, card: TrialCard) -> None:
+        write_text(self.card(card.number), card.model_dump_json(indent=1) + "\n")
+
+    def _with_reused(self, record: TrialRecord, records: dict[int, TrialRecord]) -> TrialRecord:
+        source = records.get(record.card.reused_from) if record.card.reused_from is not None else None
+        if source is None:
+            return record
+        return TrialRecord(record.card, (), source.result, source.folder, source.info)
+
+
+def read_attempt(folder: Path, number: int) -> AttemptRecord:
+    """What an attempt left; a result that is not whole counts as none."""
+    lost = read_json(folder / "lost.json")
+    try:
+        result: TrialResult | None = load_result(folder / "result.json")
+    except (OSError, ValueError):
+        result = None
+    reason = str(lost["reason"]) if "reason" in lost else None
+    return AttemptRecord(number, folder, result, read_json(folder / "attempt.json"), reason)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or {} where the file is absent or broken."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
