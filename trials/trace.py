@@ -3,22 +3,27 @@
 Knows nothing of any public format (`formats/`), of engines or of load. A trace on disk is one parquet file.
 """
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-Ints = NDArray[np.int64]
+from trials.ragged import Ints as Ints
+from trials.ragged import Ragged as Ragged
 
 STARTS = {"arrival": 0, "fork": 1, "think": 2}
 NONE = -1
+TAIL_RULES = ("ceil", "floor")
 _MAX_BYTES = 8 << 30  # a trace file larger than this, unpacked, is refused
+_MOST_TOKENS = 1 << 31  # of one row: sums over a trace stay far inside int64
+_MOST_NS = 1 << 61  # about 73 years
 
 COLUMNS = (
     "arrival_ns", "num_prompt_tokens", "num_output_tokens", "session", "priority", "parent",
@@ -32,31 +37,6 @@ _DEFAULTS = {
 
 class TraceError(ValueError):
     """A trace cannot be used as it is; the message names the row and the remedy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ragged:
-    """A list of integers a row: row r holds values[offsets[r]:offsets[r + 1]]."""
-
-    offsets: Ints
-    values: Ints
-
-    @classmethod
-    def empty(cls, rows: int) -> "Ragged":
-        return cls(np.zeros(rows + 1, np.int64), np.zeros(0, np.int64))
-
-    @classmethod
-    def of(cls, lists: list[list[int]]) -> "Ragged":
-        lengths = np.fromiter((len(x) for x in lists), np.int64, len(lists))
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-        values = np.fromiter((v for x in lists for v in x), np.int64, int(offsets[-1]))
-        return cls(offsets, values)
-
-    def row(self, index: int) -> Ints:
-        return self.values[self.offsets[index] : self.offsets[index + 1]]
-
-    def take(self, rows: Ints) -> "Ragged":
-        return Ragged.of([self.row(int(r)).tolist() for r in rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +80,28 @@ class Trace:
 
     def take(self, rows: Ints) -> "Trace":
         """The given rows, in that order; links to rows that are left out are cut (parent and after -> none)."""
-        place = np.full(len(self) + 1, NONE, np.int64)
+        place = np.full(len(self) + 1, NONE, np.int64)  # the last entry is where NONE leads: to NONE
         place[rows] = np.arange(len(rows))
         columns = {name: getattr(self, name)[rows] for name in COLUMNS}
         columns["parent"] = place[columns["parent"]]
         columns["inherited_tokens"] = np.where(columns["parent"] < 0, 0, columns["inherited_tokens"])
-        after = [[int(place[a]) for a in self.after.row(int(r)) if place[a] >= 0] for r in rows]
+        links = self.after.take(rows)
+        moved = place[links.values]
+        after = Ragged(links.offsets, moved).keep(moved >= 0)
         orphan = (columns["starts"] == STARTS["fork"]) & (columns["parent"] < 0)
-        orphan |= (columns["starts"] == STARTS["think"]) & np.array([not a for a in after], bool)
+        orphan |= (columns["starts"] == STARTS["think"]) & (after.lengths == 0)
         columns["starts"] = np.where(orphan, STARTS["arrival"], columns["starts"])
-        return Trace(**columns, after=Ragged.of(after), prefix_ids=self.prefix_ids.take(rows), meta=self.meta)
+        return Trace(**columns, after=after, prefix_ids=self.prefix_ids.take(rows), meta=self.meta)
+
+
+def _column(name: str, value: ArrayLike) -> Ints:
+    """int64, contiguous, one entry a row; anything that would have to be cut to fit is refused."""
+    array = np.asarray(value)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TraceError(f"column {name}: whole numbers, one a row, are needed; got {array.dtype} {array.shape}")
+    if array.dtype == np.uint64 and len(array) and int(array.max()) > np.iinfo(np.int64).max:
+        raise TraceError(f"column {name}: {int(array.max())} does not fit 64 bits with a sign")
+    return np.ascontiguousarray(array, np.int64)
 
 
 def make_trace(
@@ -122,19 +114,18 @@ def make_trace(
 ) -> Trace:
     """Build and validate a trace; columns left out take their defaults."""
     n = len(arrival_ns)
-    unknown = set(columns) - set(_DEFAULTS) - {"after"}
+    unknown = set(columns) - set(_DEFAULTS)
     if unknown:
-        raise TraceError(f"unknown trace columns: {', '.join(sorted(unknown))}")
+        raise TraceError(f"unknown trace columns: {', '.join(sorted(unknown))}; known: {', '.join(_DEFAULTS)}")
     full = {name: columns.get(name, np.full(n, default, np.int64)) for name, default in _DEFAULTS.items()}
-    as_int = {name: np.ascontiguousarray(value, np.int64) for name, value in full.items()}
     trace = Trace(
-        arrival_ns=np.ascontiguousarray(arrival_ns, np.int64),
-        num_prompt_tokens=np.ascontiguousarray(num_prompt_tokens, np.int64),
-        num_output_tokens=np.ascontiguousarray(num_output_tokens, np.int64),
+        arrival_ns=_column("arrival_ns", arrival_ns),
+        num_prompt_tokens=_column("num_prompt_tokens", num_prompt_tokens),
+        num_output_tokens=_column("num_output_tokens", num_output_tokens),
         after=Ragged.empty(n),
         prefix_ids=prefix_ids if prefix_ids is not None else Ragged.empty(n),
         meta=meta or TraceMeta(),
-        **as_int,
+        **{name: _column(name, value) for name, value in full.items()},
     )
     validate(trace)
     return trace
@@ -150,35 +141,78 @@ def with_links(trace: Trace, after: Ragged) -> Trace:
 def _refuse(bad: NDArray[np.bool_], what: str, remedy: str) -> None:
     rows = np.flatnonzero(bad)
     if len(rows):
-        raise TraceError(f"row {int(rows[0])} (and {len(rows) - 1} more): {what}; {remedy}")
+        more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+        raise TraceError(f"row {int(rows[0])}{more}: {what}; {remedy}")
 
 
 def validate(trace: Trace) -> None:
-    """Raise TraceError on the first rule that a row breaks."""
+    """Raise TraceError on the first rule that a row breaks. Rows count from 0."""
     n = len(trace)
     if n == 0:
         raise TraceError("the trace has no rows; import a file that has at least one request")
     for name in COLUMNS:
-        if len(getattr(trace, name)) != n:
+        if getattr(trace, name).shape != (n,):
             raise TraceError(f"column {name} has {len(getattr(trace, name))} entries for {n} rows")
-    _refuse(trace.arrival_ns < 0, "negative arrival time", "times count from the trace's start")
-    _refuse(np.diff(trace.arrival_ns, prepend=trace.arrival_ns[:1]) < 0,
-            "arrives before the row in front of it", "sort the source by time")  # fmt: skip
-    _refuse(trace.num_prompt_tokens < 1, "a prompt needs at least one token", "drop or mend the source row")
-    _refuse(trace.num_output_tokens < 1, "an answer needs at least one token", "drop or mend the source row")
-    _refuse(trace.parent >= np.arange(n), "its parent does not stand before it", "order rows parents first")
+    for name in ("after", "prefix_ids"):
+        _check_offsets(name, getattr(trace, name), n)
+    _check_times_and_lengths(trace)
+    _check_links(trace)
+    _check_prefix_ids(trace)
+
+
+def _check_offsets(name: str, ragged: Ragged, rows: int) -> None:
+    offsets, end = ragged.offsets, len(ragged.values)
+    if offsets.shape != (rows + 1,) or ragged.values.ndim != 1:
+        raise TraceError(f"{name} has {len(offsets)} offsets for {rows} rows; {rows + 1} are needed")
+    if offsets[0] != 0 or offsets[-1] != end or bool((np.diff(offsets) < 0).any()):
+        raise TraceError(f"{name}: offsets must rise from 0 to {end}; the file is damaged, import the trace again")
+
+
+def _check_times_and_lengths(trace: Trace) -> None:
+    arrival = trace.arrival_ns
+    _refuse((arrival < 0) | (arrival > _MOST_NS), "arrival time out of range",
+            f"times are ns from the trace's start, 0 to {_MOST_NS}")  # fmt: skip
+    _refuse(np.diff(arrival, prepend=arrival[:1]) < 0, "arrives before the row in front of it",
+            "sort the source by time")  # fmt: skip
+    for name, what in (("num_prompt_tokens", "a prompt"), ("num_output_tokens", "an answer")):
+        tokens = getattr(trace, name)
+        _refuse(tokens < 1, f"{what} needs at least one token", "drop or mend the source row")
+        _refuse(tokens > _MOST_TOKENS, f"{what} of more than {_MOST_TOKENS} tokens", "mend the source row")
+    _refuse((trace.think_ns < 0) | (trace.think_ns > _MOST_NS), "think time out of range", "use 0 or more ns")
+    for name in ("cancel_after_ns", "cancel_after_tokens", "session"):
+        _refuse(getattr(trace, name) < NONE, f"{name} below -1", "use -1 for none")
+
+
+def _check_links(trace: Trace) -> None:
+    rows = np.arange(len(trace))
+    _refuse(trace.parent >= rows, "its parent does not stand before it", "order rows parents first")
+    _refuse(trace.parent < NONE, "unknown parent", "use -1 for none")
     _refuse((trace.starts < 0) | (trace.starts > 2), "unknown start rule", "use arrival, fork or think")
-    _refuse(trace.inherited_tokens > trace.num_prompt_tokens, "inherits more tokens than its prompt has",
+    _refuse((trace.inherited_tokens < 0) | (trace.inherited_tokens > trace.num_prompt_tokens),
+            "inherits more tokens than its prompt has, or fewer than none",
             "inherited tokens are the leading part of the prompt")  # fmt: skip
-    lengths = np.diff(trace.prefix_ids.offsets)
-    if lengths.any():
-        per = trace.meta.tokens_per_id
-        if per < 1:
-            raise TraceError("prefix ids need tokens_per_id >= 1: how many tokens one id stands for")
-        round_up = per - 1 if trace.meta.tail_rule == "ceil" else 0
-        most = (trace.num_prompt_tokens + round_up) // per
-        _refuse(lengths > most, f"has more prefix ids than its prompt holds at {per} tokens an id",
-                "check tokens_per_id and the tail rule")  # fmt: skip
+    _refuse((trace.inherited_tokens > 0) & (trace.parent < 0), "inherits tokens from nobody", "name its parent")
+    _refuse((trace.starts == STARTS["fork"]) & (trace.parent < 0), "forks from nobody", "name its parent")
+    _refuse((trace.starts == STARTS["think"]) & (trace.after.lengths == 0), "waits for nobody",
+            "name the rows that it starts after")  # fmt: skip
+    waiting = np.repeat(rows, trace.after.lengths)
+    wrong = (trace.after.values < 0) | (trace.after.values >= waiting)
+    bad = np.bincount(waiting[wrong], minlength=len(rows)) > 0
+    _refuse(bad, "starts after a row that does not stand before it",
+            "order rows by cause")  # fmt: skip
+
+
+def _check_prefix_ids(trace: Trace) -> None:
+    per, rule = trace.meta.tokens_per_id, trace.meta.tail_rule
+    if rule not in TAIL_RULES or not 0 <= per <= _MOST_TOKENS:
+        raise TraceError(f"tail rule {rule!r} with {per} tokens an id; known rules: {', '.join(TAIL_RULES)}")
+    if not len(trace.prefix_ids.values):
+        return
+    if per < 1:
+        raise TraceError("prefix ids need tokens_per_id >= 1: how many tokens one id stands for")
+    most = (trace.num_prompt_tokens + (per - 1 if rule == "ceil" else 0)) // per
+    _refuse(trace.prefix_ids.lengths > most, f"has more prefix ids than its prompt holds at {per} tokens an id",
+            "check tokens_per_id and the tail rule")  # fmt: skip
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -197,58 +231,84 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
+_META = b"kvknee.trace"  # key of the description in the parquet file's metadata
+_RAGGED = ("after", "prefix_ids")
+_REMEDY = "make it anew with `kvknee trace import`"
+
+
 def save_trace(trace: Trace, path: Path) -> None:
     """Write the trace as parquet, whole or not at all."""
     columns = {name: pa.array(getattr(trace, name)) for name in COLUMNS}
-    for name in ("after", "prefix_ids"):
+    for name in _RAGGED:
         ragged: Ragged = getattr(trace, name)
         columns[name] = pa.LargeListArray.from_arrays(pa.array(ragged.offsets), pa.array(ragged.values))
-    meta = trace.meta
-    notes = {
-        "kvknee.tokens_per_id": str(meta.tokens_per_id), "kvknee.tail_rule": meta.tail_rule,
-        "kvknee.synthetic": "\n".join(meta.synthetic), "kvknee.name": meta.name,
-        "kvknee.source": meta.source, "kvknee.notes": "\n".join(meta.notes),
-    }  # fmt: skip
-    table = pa.table(columns).replace_schema_metadata(notes)
-    write_whole(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+    table = pa.table(columns).replace_schema_metadata({_META: json.dumps(asdict(trace.meta))})
+    write_whole(
+        path, lambda temporary: pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+    )
 
 
-def _read_table(path: Path) -> pa.Table:
+def _read_table(path: Path, max_bytes: int) -> pa.Table:
+    """The columns of a trace, nothing else of the file. What the footer announces is bounded before it is read."""
     try:
-        file = pq.ParquetFile(path)
-        unpacked = sum(file.metadata.row_group(g).total_byte_size for g in range(file.metadata.num_row_groups))
-        if unpacked > _MAX_BYTES:
-            raise TraceError(f"{path}: {unpacked} bytes unpacked, more than the limit of {_MAX_BYTES}")
-        return file.read()
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        missing = [c for c in (*COLUMNS, *_RAGGED) if c not in file.schema_arrow.names]
+        if missing:
+            raise TraceError(f"{path}: not a trace of kvknee, columns missing: {', '.join(missing)}; {_REMEDY}")
+        groups = [file.metadata.row_group(g) for g in range(file.metadata.num_row_groups)]
+        unpacked = sum(
+            max(8 * g.column(c).num_values, g.column(c).total_uncompressed_size)
+            for g in groups
+            for c in range(g.num_columns)
+        )
+        if unpacked > max_bytes:
+            raise TraceError(f"{path}: {unpacked} bytes unpacked, more than the limit of {max_bytes}")
+        return file.read(columns=[*COLUMNS, *_RAGGED])
     except FileNotFoundError:
         raise TraceError(f"{path}: no such trace; make one with `kvknee trace import`") from None
-    except (OSError, pa.ArrowException) as error:
-        raise TraceError(f"{path}: not a trace file (parquet): {error}") from None
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: not a whole trace file (parquet): {str(error)[:200]}; {_REMEDY}") from None
 
 
-def load_trace(path: Path) -> Trace:
-    """Read and validate a trace file. TraceError where it is absent, truncated or of another kind."""
-    table = _read_table(path)
-    missing = [c for c in (*COLUMNS, "after", "prefix_ids") if c not in table.column_names]
-    if missing:
-        raise TraceError(f"{path}: columns missing: {', '.join(missing)}; import it with `kvknee trace import`")
-    notes = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
-    columns = {n: table[n].combine_chunks().to_numpy(zero_copy_only=False).astype(np.int64) for n in COLUMNS}
-    ragged = {}
-    for name in ("after", "prefix_ids"):
-        array = table[name].combine_chunks()
-        if isinstance(array, pa.ChunkedArray):
-            array = pa.concat_arrays(array.chunks)
-        ragged[name] = Ragged(
-            np.asarray(array.offsets, np.int64) - int(array.offsets[0].as_py() if len(array) else 0),
-            np.asarray(array.flatten(), np.int64),
-        )
-    lines = {k: tuple(x for x in notes.get(f"kvknee.{k}", "").split("\n") if x) for k in ("synthetic", "notes")}
-    meta = TraceMeta(
-        tokens_per_id=int(notes.get("kvknee.tokens_per_id", "0")),
-        tail_rule=notes.get("kvknee.tail_rule", "ceil"),
-        name=notes.get("kvknee.name", ""), source=notes.get("kvknee.source", ""), **lines,
-    )  # fmt: skip
-    trace = Trace(**columns, after=ragged["after"], prefix_ids=ragged["prefix_ids"], meta=meta)
-    validate(trace)
+def _one_array(column: pa.ChunkedArray, kind: pa.DataType, where: str) -> pa.Array:
+    if column.type != kind:
+        raise TraceError(f"{where}: {kind} is needed, found {column.type}; {_REMEDY}")
+    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], kind)
+    if array.null_count:
+        raise TraceError(f"{where}: {array.null_count} rows have no value; {_REMEDY}")
+    return array
+
+
+def _ragged(column: pa.ChunkedArray, where: str) -> Ragged:
+    array = _one_array(column, pa.large_list(pa.int64()), where)
+    values = array.flatten()
+    if values.null_count:
+        raise TraceError(f"{where}: {values.null_count} entries have no value; {_REMEDY}")
+    offsets = np.asarray(array.offsets, np.int64)
+    return Ragged(offsets - offsets[0], np.asarray(values, np.int64))
+
+
+def _meta(table: pa.Table, path: Path) -> TraceMeta:
+    try:
+        found = json.loads((table.schema.metadata or {})[_META])
+        lists = {name: tuple(str(x) for x in found[name]) for name in ("synthetic", "notes")}
+        meta = TraceMeta(**{**found, **lists})
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        raise TraceError(f"{path}: its description is missing or damaged; {_REMEDY}") from None
+    texts = (meta.tail_rule, meta.name, meta.source)
+    if type(meta.tokens_per_id) is not int or not all(isinstance(t, str) for t in texts):
+        raise TraceError(f"{path}: its description is damaged; {_REMEDY}")
+    return meta
+
+
+def load_trace(path: Path, max_bytes: int = _MAX_BYTES) -> Trace:
+    """Read and validate a trace file. TraceError where it is absent, truncated, damaged or of another kind."""
+    table = _read_table(path, max_bytes)
+    columns = {n: np.asarray(_one_array(table[n], pa.int64(), f"{path}: column {n}"), np.int64) for n in COLUMNS}
+    after, prefix_ids = (_ragged(table[name], f"{path}: column {name}") for name in _RAGGED)
+    trace = Trace(**columns, after=after, prefix_ids=prefix_ids, meta=_meta(table, path))
+    try:
+        validate(trace)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
     return trace

@@ -3,8 +3,11 @@
 import difflib
 import re
 from collections.abc import Iterable
+from decimal import Decimal, DecimalException
 
-_NUMBER = re.compile(r"\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-zµ]*)\s*")
+_NUMBER = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,4})?)\s*([A-Za-zµ]*)\s*")
+_MOST = 2**63 - 1  # what a column of the trace or the ledger holds
+_LONGEST_SHOWN = 60
 _BYTES = {
     "": 1, "B": 1,
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
@@ -21,24 +24,41 @@ class SpecError(ValueError):
     """A user's request cannot be carried out as written; the message says what was asked and what to do."""
 
 
+def shown(value: object) -> str:
+    """A value as an error message shows it: never longer than a line."""
+    if isinstance(value, str | int | float | bool | type(None)):
+        text = repr(value) if not isinstance(value, int) or abs(value) < 10**40 else "a number of over 40 digits"
+    else:
+        text = f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, list | tuple | dict) else "")
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
 def _parse(text: object, units: dict[str, int], what: str, example: str) -> int:
     if isinstance(text, bool) or not isinstance(text, str | int | float):
-        raise SpecError(f"{what}: {text!r} is not a quantity; write it like {example}")
-    match = _NUMBER.fullmatch(str(text))
+        raise SpecError(f"{what}: {shown(text)} is not a quantity; write it like {example}")
+    match = _NUMBER.fullmatch(text if isinstance(text, str) else shown(text))
     if not match:
-        raise SpecError(f"{what}: {text!r} is not a number with a unit; write it like {example}")
+        raise SpecError(f"{what}: {shown(text)} is not a number with a unit; write it like {example}")
     number, unit = match.groups()
     if unit not in units:
         known = ", ".join(u for u in units if u)
         missing = "has no unit" if not unit else f"has the unknown or ambiguous unit {unit!r}"
-        raise SpecError(f"{what}: {text!r} {missing}; one of {known} is needed, for example {example}")
-    whole, _, fraction = number.lower().partition(".")
-    if not fraction and "e" not in whole:
-        return int(whole) * units[unit]
-    value = float(number) * units[unit]
-    if value != int(value) and units[unit] == 1:
-        raise SpecError(f"{what}: {text!r} is not a whole number")
-    return round(value)
+        raise SpecError(f"{what}: {shown(text)} {missing}; one of {known} is needed, for example {example}")
+    return _whole(number, unit, units, f"{what}: {shown(text)}")
+
+
+def _whole(number: str, unit: str, units: dict[str, int], said: str) -> int:
+    """`number` times its unit, to the nearest whole; a count is never rounded, and nothing is rounded to 0."""
+    try:
+        value = Decimal(number) * units[unit]
+    except DecimalException:
+        raise SpecError(f"{said} is out of range") from None
+    if abs(value) > _MOST:
+        raise SpecError(f"{said} is out of range: at most {_MOST} of the smallest unit")
+    whole = int(value.to_integral_value())
+    if whole != value and (whole == 0 or units[unit] == 1 or units is _COUNT):
+        raise SpecError(f"{said} is not a whole number of the smallest unit")
+    return whole
 
 
 def parse_bytes(text: object, what: str = "bytes") -> int:

@@ -1,0 +1,19 @@
+"""Fixtures for every room: where the real traces are."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+_TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
+
+
+@pytest.fixture(scope="session")
+def real_traces() -> Path:
+    """Folder of public traces beside the checkout; absent, a failure in CI and a named skip elsewhere."""
+    if not _TRACES.is_dir():
+        reason = "the real traces are absent: ../shared/traces is not beside the checkout"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return _TRACES
