@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 from trials.model import PRESETS, ModelSpec
 from trials.units import SpecError, nearest, parse_bytes, parse_count, parse_ns
@@ -21,7 +29,8 @@ def _quantity(parse: Any) -> Any:
 
 
 Bytes = Annotated[int, _quantity(parse_bytes), Field(gt=0)]
-Ns = Annotated[int, _quantity(parse_ns), Field(ge=0)]
+_AS_NS = PlainSerializer(lambda v: f"{v}ns", return_type=str, when_used="json")  # what is written can be read back
+Ns = Annotated[int, _quantity(parse_ns), Field(ge=0), _AS_NS]
 Count = Annotated[int, _quantity(parse_count)]
 
 
@@ -94,7 +103,7 @@ class Window(_Model):
     """Stretch of trace time that counts, ns from the trace's first arrival, before the load scales it."""
 
     start: Ns = 0
-    duration: Annotated[int, _quantity(parse_ns), Field(gt=0)]
+    duration: Annotated[int, _quantity(parse_ns), Field(gt=0), _AS_NS]
 
 
 class TraceSpec(_Model):
