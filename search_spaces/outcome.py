@@ -26,7 +26,7 @@ class Interval(_Model):
 
 
 class ClauseSeen(_Model):
-    """One bound, at its worst over the repeats. `over` = share beyond the limit, <= 0 where it holds; None = inf."""
+    """One bound, at its worst repeat. `over` = share beyond the limit, <= 0 where it holds; None = infinite."""
 
     text: str
     observed: float | None

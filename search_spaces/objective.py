@@ -1,0 +1,133 @@
+"""A trial's result as the optimiser sees it: a value, constraints (<= 0 holds), and why it may not win.
+
+The objective is `qualified_output_throughput` of the replay that decides: output tokens of requests that kept
+their own limits, per second of the window. No zero-token, unbalanced, refused, failed, void or NaN trial can win.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from search_spaces.outcome import ClauseSeen
+from trials.result import Metrics, ReplayResult, TrialResult
+from trials.slo import Slo
+
+OBJECTIVES: dict[str, Callable[[Metrics], float]] = {
+    "qualified_output_throughput": lambda m: m.qualified_output_throughput,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseScore:
+    """One phase's objective, and whether the SLO and attainment held there."""
+
+    phase: str
+    value: float
+    feasible: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """`value` None: the trial answered nothing that can be told (failed, or not a number)."""
+
+    value: float | None
+    constraints: tuple[tuple[str, float], ...]  # <= 0 holds; inf where a limit is missed without bound
+    clauses: tuple[ClauseSeen, ...]
+    reasons: tuple[str, ...]  # why it cannot win; empty = feasible
+    binding: str = ""
+    phases: tuple[PhaseScore, ...] = ()
+    waste_per_token: tuple[tuple[str, float], ...] = ()  # load -> waste byte-seconds per qualified token
+
+    @property
+    def feasible(self) -> bool:
+        return self.value is not None and not self.reasons
+
+
+def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") -> Score:
+    """Judge one trial. `result` None: it was lost; `lost` says why."""
+    if result is None:
+        return Score(None, (), (), (f"no result: {lost or 'lost'}",))
+    if result.status == "failed":
+        return Score(None, (), (), (f"failed: {result.reason}",))
+    if result.status == "refused":
+        return Score(0.0, (("refused", 1.0),), (), (f"refused: {result.reason}",))
+    value = OBJECTIVES[objective](result.metrics)
+    if not math.isfinite(value):
+        return Score(None, (), (), (f"{objective} is not a number",))
+    decides = _deciding(result)
+    if decides is None:
+        return Score(value, (("ineligible", 1.0),), (), ("no replay decides",))
+    clauses = _clauses(decides, slo)
+    marks = _marks(result, decides)
+    constraints = [(c.text, math.inf if c.over is None else c.over) for c in clauses]
+    constraints += [(name, 1.0) for name, _ in marks]
+    reasons = [_missed(c) for c in clauses if c.over is None or c.over > 0]
+    reasons += [words for _, words in marks]
+    if not reasons and not decides.holds:
+        # The measuring side knows more than the clauses (divergence bound): its word stands.
+        constraints.append(("holds", 1.0))
+        reasons.append("the replay that decides does not hold its SLO")
+    return Score(
+        value, tuple(constraints), clauses, tuple(reasons), decides.binding or _binding(clauses),
+        tuple(PhaseScore(r.phase, OBJECTIVES[objective](r.metrics), r.holds and not r.void_because)
+              for r in _by_phase(result, decides)),
+        tuple((r.load, _waste(r)) for r in result.replays if r.phase == decides.phase and _counts(r)),
+    )  # fmt: skip
+
+
+def _deciding(result: TrialResult) -> ReplayResult | None:
+    if result.decides is None or not 0 <= result.decides < len(result.replays):
+        return None
+    return result.replays[result.decides]
+
+
+def _by_phase(result: TrialResult, decides: ReplayResult) -> list[ReplayResult]:
+    """One replay a phase at the load that decides."""
+    return [r for r in result.replays if r.load == decides.load]
+
+
+def _clauses(replay: ReplayResult, slo: Slo) -> tuple[ClauseSeen, ...]:
+    seen = []
+    for clause in slo.clauses:
+        observed = replay.metrics.slo_values_ms.get(clause.text)
+        limit = clause.limit_ns / 1e6
+        over = None if observed is None else (observed - limit) / limit
+        seen.append(ClauseSeen(text=clause.text, observed=observed, limit=limit, over=over))
+    short = (slo.attainment - replay.attainment) / slo.attainment
+    seen.append(ClauseSeen(text="attainment", observed=replay.attainment, limit=slo.attainment, over=short))
+    return tuple(seen)
+
+
+def _marks(result: TrialResult, decides: ReplayResult) -> list[tuple[str, str]]:
+    """Grounds that no number of tokens can outweigh: (constraint's name, words)."""
+    marks = []
+    if not result.eligible:
+        marks.append(("ineligible", f"ineligible: {'; '.join(result.ineligible_because) or 'no ground given'}"))
+    if decides.void_because:
+        marks.append(("void", f"void: {'; '.join(decides.void_because)}"))
+    if any(r.ledger.unbalanced_rows for r in result.replays):
+        marks.append(("unbalanced", "a ledger does not balance"))
+    if result.metrics.qualified_output_tokens <= 0 or result.metrics.qualified_output_throughput <= 0:
+        marks.append(("no_tokens", "no qualified token"))
+    return marks
+
+
+def _missed(clause: ClauseSeen) -> str:
+    if clause.text == "attainment":
+        return f"attainment {clause.observed:.3g} under {clause.limit:.3g}"
+    seen = "without bound" if clause.observed is None else f"{clause.observed:.4g} ms"
+    return f"{clause.text} missed: {seen}"
+
+
+def _binding(clauses: tuple[ClauseSeen, ...]) -> str:
+    """The clause nearest to, or furthest beyond, its limit."""
+    worst = max(clauses, key=lambda c: math.inf if c.over is None else c.over, default=None)
+    return worst.text if worst else ""
+
+
+def _counts(replay: ReplayResult) -> bool:
+    return replay.metrics.qualified_output_tokens > 0 and not replay.void_because
+
+
+def _waste(replay: ReplayResult) -> float:
+    return replay.metrics.waste_byte_seconds.get("total", 0.0) / replay.metrics.qualified_output_tokens
