@@ -61,6 +61,16 @@ def trace_hash(trace: Trace) -> str:
     return h.hexdigest()
 
 
+def trace_parts(trace: Trace) -> dict[str, str]:
+    """A digest a column, so that two traces that differ can say where: the parts of what `trace_hash` covers."""
+    parts = {name: digest(np.ascontiguousarray(getattr(trace, name), "<i8").tobytes()) for name in COLUMNS}
+    for name in ("after", "prefix_ids"):
+        ragged = getattr(trace, name)
+        both = (np.ascontiguousarray(ragged.offsets, "<i8"), np.ascontiguousarray(ragged.values, "<i8"))
+        parts[name] = digest(b"".join(column.tobytes() for column in both))
+    return {**parts, "tail_rule": trace.meta.tail_rule, "tokens_per_id": str(trace.meta.tokens_per_id)}
+
+
 def spec_identity(spec: TrialSpec, trace_digest: str, table_digest: str | None = None) -> dict[str, Any]:
     """What the spec hash covers: the spec with locators replaced by digests of what they lead to."""
     identity = spec.model_dump(mode="json")
