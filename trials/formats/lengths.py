@@ -1,0 +1,79 @@
+"""Plain lists of lengths, JSONL or CSV with a header, with or without arrivals.
+
+Names read: prompt `input_toks` or `num_prompt_tokens`; output `output_toks` or `num_output_tokens`; arrival (ns)
+`arrival_time_ns` or `arrival_ns`. The first of each pair is what LLMServingSim writes. Other columns are not read,
+and the notes say so. Without arrivals every row arrives at 0, which suits a closed load only.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from trials.formats.rows import Row, Source, collect, json_object, whole
+from trials.trace import Trace, TraceMeta
+
+_NAMES = {
+    "prompt": ("input_toks", "num_prompt_tokens"),
+    "output": ("output_toks", "num_output_tokens"),
+    "arrival": ("arrival_time_ns", "arrival_ns"),
+}
+
+
+def read(paths: Sequence[Path]) -> Trace:
+    """Files in order -> Trace; TraceError names file, line and reason. All rows have arrivals, or none has."""
+    return collect(paths, _rows, TraceMeta(source="lengths"))
+
+
+def _rows(source: Source) -> Iterator[Row]:
+    for line, found in _records(source):
+        prompt, output, arrival = (_pick(source, line, what, found) for what in _NAMES)
+        if prompt is None or output is None:
+            wanted = " or ".join(_NAMES["prompt" if prompt is None else "output"])
+            raise source.bad(
+                line, f"{wanted} is needed; found {', '.join(k[:40] for k in list(found)[:8]) or 'nothing'}"
+            )
+        yield Row(
+            line,
+            whole(source, line, arrival, found[arrival]) if arrival is not None else None,
+            whole(source, line, prompt, found[prompt]),
+            whole(source, line, output, found[output]),
+        )
+
+
+def _pick(source: Source, line: int, what: str, found: Mapping[str, object]) -> str | None:
+    """The column that holds `what`, or None; two are one too many."""
+    names = [name for name in _NAMES[what] if name in found]
+    if len(names) > 1:
+        raise source.bad(line, f"{' and '.join(names)} both give the {what}; take one out")
+    return names[0] if names else None
+
+
+def _records(source: Source) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """(line, record) of either kind; a file whose first row opens with a brace is JSONL."""
+    known = {name for names in _NAMES.values() for name in names}
+    records = _json_records if source.lines[0].lstrip().startswith("{") else _csv_records
+    for line, found in records(source):
+        if not known.issuperset(found):
+            source.unread.update(dict.fromkeys(key for key in found if key not in known))
+        yield line, found
+
+
+def _json_records(source: Source) -> Iterator[tuple[int, Mapping[str, object]]]:
+    for line in range(1, len(source.lines) + 1):
+        yield line, json_object(source, line)
+
+
+def _csv_records(source: Source) -> Iterator[tuple[int, Mapping[str, object]]]:
+    table = csv.reader(source.lines, strict=True)
+    line = 1
+    try:
+        header = [name.strip() for name in next(table)]
+        if len(set(header)) != len(header):
+            raise source.bad(1, "a column name stands twice in the header")
+        for cells in table:
+            line = table.line_num
+            if len(cells) != len(header):
+                raise source.bad(line, f"{len(cells)} columns instead of {len(header)}; is the file cut short?")
+            yield line, dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise source.bad(max(line, table.line_num), f"not CSV: {error}") from None

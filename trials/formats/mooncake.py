@@ -1,0 +1,50 @@
+"""Mooncake request traces (kvcache-ai/Mooncake, FAST'25): arrivals, lengths and chained prefix ids.
+
+JSONL `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}`. One id stands for 512 tokens
+and is a node under the id in front of it; there are ceil(input_length / 512) of them, so the last one usually
+covers a partial block. Stamps are quantised (about 3 s in the published files): see `--spread`.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trials.formats.rows import Row, Source, collect, json_object, whole
+from trials.trace import Trace, TraceMeta
+from trials.units import shown
+
+TOKENS_PER_ID = 512
+_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+_MOST_ID = 1 << 62
+
+
+def read(paths: Sequence[Path]) -> Trace:
+    """Files in order -> Trace; TraceError names file, line and reason."""
+    return collect(paths, _rows, TraceMeta(tokens_per_id=TOKENS_PER_ID, tail_rule="ceil", source="mooncake"))
+
+
+def _rows(source: Source) -> Iterator[Row]:
+    for line in range(1, len(source.lines) + 1):
+        found = json_object(source, line)
+        missing = [key for key in _KEYS if key not in found]
+        if missing:
+            raise source.bad(line, f"{', '.join(missing)} missing; a row has {', '.join(_KEYS)}")
+        if len(found) > len(_KEYS):
+            source.unread.update(dict.fromkeys(key for key in found if key not in _KEYS))
+        prompt = whole(source, line, "input_length", found["input_length"])
+        yield Row(
+            line,
+            whole(source, line, "timestamp", found["timestamp"]) * 10**6,
+            prompt,
+            whole(source, line, "output_length", found["output_length"]),
+            _prefix_ids(source, line, prompt, found["hash_ids"]),
+        )
+
+
+def _prefix_ids(source: Source, line: int, prompt: int, found: object) -> list[int]:
+    if not isinstance(found, list) or not all(type(i) is int and 0 <= i < _MOST_ID for i in found):
+        raise source.bad(line, f"hash_ids is {shown(found)}: a list of whole numbers from 0 is needed")
+    expected = -(-prompt // TOKENS_PER_ID)
+    if len(found) != expected:
+        raise source.bad(line, f"{len(found)} hash_ids for {prompt} input tokens: at {TOKENS_PER_ID} tokens an id "
+                         f"there must be {expected}; do the hashes have another block size?")  # fmt: skip
+    return found
