@@ -1,7 +1,8 @@
 """What a difference is worth: paired over the same windows, with a seeded bootstrap interval.
 
 Windows differ far more from one another than candidates do on one window, so only differences on the same
-window are compared. Percentile bootstrap of the mean (Efron); with few windows all resamples are enumerated.
+window are compared. Percentile bootstrap of the mean (Efron); with few windows all resamples are enumerated, and
+with two or three of them the interval is simply their full range.
 """
 
 import itertools
@@ -24,7 +25,9 @@ def paired_interval(best: Mapping[int, float], other: Mapping[int, float], seed:
         return None
     differences = np.array([best[r] - other[r] for r in shared], float)
     means = differences[_resamples(len(shared), seed)].mean(axis=1)
-    low, high = np.quantile(means, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
+    # Order statistics, outwards: with few windows an interpolated quantile would claim more than was seen.
+    low = np.quantile(means, (1 - COVERAGE) / 2, method="inverted_cdf")
+    high = np.quantile(means, (1 + COVERAGE) / 2, method="higher")
     return Interval(mean=float(differences.mean()), low=float(low), high=float(high))
 
 

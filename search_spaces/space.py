@@ -159,16 +159,20 @@ class Space:
     def decode(self, parameters: Mapping[str, Value]) -> dict[str, Value]:
         return {d.field: d.decode(parameters[d.parameter]) for d in self.dimensions}
 
-    def position(self, policy: PoolPolicy) -> tuple[int, ...] | None:
-        """Index along each dimension, or None where the policy is no point of this space."""
-        place = []
+    def contains(self, policy: PoolPolicy) -> bool:
+        """Whether the policy is a candidate of this space: the base, moved along the dimensions only."""
         for d in self.dimensions:
             value = getattr(policy, d.field)
-            if value not in d.values:
-                return None
-            place.append(d.values.index(value))
+            if (value not in d.values) if d.values else not d.low <= value <= d.high:
+                return False
         moved = {d.field: getattr(policy, d.field) for d in self.dimensions}
-        return tuple(place) if self.base.policy.model_copy(update=moved) == policy else None
+        return self.base.policy.model_copy(update=moved) == policy
+
+    def position(self, policy: PoolPolicy) -> tuple[int, ...] | None:
+        """Index along each dimension; None where it is no candidate, or a dimension is continuous."""
+        if not self.enumerable or not self.contains(policy):
+            return None
+        return tuple(d.values.index(getattr(policy, d.field)) for d in self.dimensions)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,0 +1,231 @@
+"""The outcome in words: one sentence, and a verdict (ship | inspect | reject) with its reason for every option."""
+
+from collections.abc import Sequence
+
+from search_spaces.knee import Candidate, Decision, Rules, common_load, excess, waste
+from search_spaces.noise import COVERAGE
+from search_spaces.outcome import (
+    CandidateOutcome,
+    ClauseSeen,
+    Interval,
+    NearestMiss,
+    Outcome,
+    Verdict,
+    VerdictRow,
+)
+from search_spaces.space import Space
+
+UNITS = {"qualified_output_throughput": "qualified tok/s"}
+
+
+def describe(decision: Decision, space: Space, rules: Rules, notes: Sequence[str] = ()) -> Outcome:
+    """The model of knee.json."""
+    choice = decision.choice
+    winner = choice.winner if choice else None
+    binding = winner.binding if winner else None
+    miss = None if choice else _nearest_miss(decision.candidates, space)
+    labels = tuple(label(c, space) for c in choice.tied) if choice else ()
+    return Outcome(
+        kind=decision.kind,
+        sentence=_sentence(decision, space, rules, miss),
+        objective=rules.objective,
+        winner=label(winner, space) if winner else None,
+        winner_trial=_numbers(winner)[0] if winner else None,
+        winner_trials=_numbers(winner) if winner else (),
+        tied=labels,
+        binding=binding.text if binding else miss.clause if miss else "",
+        smallest_effect=decision.smallest_effect,
+        nearest_miss=miss,
+        min_gain=rules.min_gain,
+        num_repeats=rules.num_repeats,
+        noise=_noise(rules),
+        phases_agree=decision.phases_agree,
+        candidates=tuple(_candidate(c, i, decision, space) for c, i in _with_intervals(decision)),
+        verdicts=tuple(_verdict(c, i, decision, space, rules) for c, i in _with_intervals(decision)),
+        notes=tuple(notes),
+    )
+
+
+def label(candidate: Candidate, space: Space) -> str:
+    """`block_size=16`; a control outside the space goes by its name."""
+    if candidate.in_space or not candidate.controls:
+        return space.label(candidate.policy)
+    return candidate.controls[0]
+
+
+def _with_intervals(decision: Decision) -> list[tuple[Candidate, Interval | None]]:
+    return list(zip(decision.candidates, decision.behind, strict=True))
+
+
+def _numbers(candidate: Candidate) -> tuple[int, ...]:
+    return tuple(t.number for _, t in sorted(candidate.trials.items()))
+
+
+def _tied(candidate: Candidate, decision: Decision) -> bool:
+    return decision.choice is not None and any(c is candidate for c in decision.choice.tied)
+
+
+def _noise(rules: Rules) -> str:
+    if rules.num_repeats < 2:
+        return f"1 repeat: no interval; ties by min_gain {rules.min_gain:.0%} only"
+    return (
+        f"paired bootstrap over the same {rules.num_repeats} windows, {COVERAGE:.0%}"
+        f"{' (their full range)' if rules.num_repeats < 4 else ''}; ties also under min_gain {rules.min_gain:.0%}"
+    )
+
+
+def _candidate(c: Candidate, behind: Interval | None, decision: Decision, space: Space) -> CandidateOutcome:
+    trials = [t for _, t in sorted(c.trials.items())]
+    load = common_load(decision.choice.tied) if decision.choice else common_load([c])
+    return CandidateOutcome(
+        label=label(c, space),
+        controls=c.controls,
+        in_space=c.in_space,
+        is_default=c.is_default,
+        block_size=next((t.block_size for t in trials if t.block_size), c.policy.block_size),
+        policy=c.policy.model_dump(mode="json"),
+        trials=_numbers(c),
+        repeats=tuple(t.repeat for t in trials),
+        values=tuple(t.score.value for t in trials),
+        value=c.value,
+        feasible=c.feasible,
+        why_not=c.why_not,
+        clauses=c.clauses,
+        binding=c.binding.text if c.binding else "",
+        waste_byte_seconds_per_token=waste(c, load),
+        behind_best=behind,
+        tied=_tied(c, decision),
+        evidence=trials[0].evidence,
+    )
+
+
+def _nearest_miss(candidates: Sequence[Candidate], space: Space) -> NearestMiss | None:
+    """Of the space's candidates, the one whose worst bound was missed by the smallest share."""
+    missed = [c for c in candidates if c.in_space and c.binding is not None]
+    if not missed:
+        return None
+    # One that missed nothing but is ineligible is no near miss of the SLO: those come last.
+    nearest = min(missed, key=lambda c: (excess(_bound(c)) <= 0, excess(_bound(c))))
+    worst = _bound(nearest)
+    return NearestMiss(
+        label=label(nearest, space), trial=_numbers(nearest)[0], clause=worst.text,
+        observed=worst.observed, limit=worst.limit, over=worst.over,
+    )  # fmt: skip
+
+
+def _bound(candidate: Candidate) -> ClauseSeen:
+    assert candidate.binding is not None
+    return candidate.binding
+
+
+def _sentence(decision: Decision, space: Space, rules: Rules, miss: NearestMiss | None) -> str:
+    if decision.choice is None:
+        return f"no feasible candidate{_miss_words(miss)}"
+    winner = decision.choice.winner
+    name, unit = label(winner, space), UNITS.get(rules.objective, rules.objective)
+    value = f"{winner.value or 0:.4g} {unit}"
+    others = ", ".join(label(c, space) for c in decision.choice.tied if c is not winner)
+    ties = f"; tied with {others}" if others else ""
+    bound = f"; {winner.binding.text} binds" if winner.binding else ""
+    beyond = ", ".join(label(c, space) for c in decision.beyond)
+    missing = ", ".join(decision.missing)
+    if decision.kind == "flat":
+        effect = f"{decision.smallest_effect or rules.min_gain:.1%}"
+        keep = "keep the default" if winner.is_default else "the default is not among them, take the least waste"
+        return f"flat within noise: {keep}, {name} ({value}); effects under {effect} could not be seen{ties}{bound}"
+    if decision.kind == "knee":
+        return f"knee at {name}: {value}; {beyond} measured and worse{ties}{bound}"
+    if decision.kind == "edge":
+        worse = f"; {beyond} measured and worse" if beyond else ""
+        return f"{name}: {value}; the best reaches the edge of the domain ({missing}){worse}{ties}{bound}"
+    return f"{name}: {value} is the best measured, not a knee: {missing} not measured{ties}{bound}"
+
+
+def _miss_words(miss: NearestMiss | None) -> str:
+    if miss is None:
+        return ": no trial of the space gave a measurement"
+    if miss.over is not None and miss.over <= 0:
+        return f"; nearest is {miss.label}, which kept its SLO but may not win (see its verdict)"
+    unit = "" if miss.clause == "attainment" else " ms"
+    if miss.over is None or miss.observed is None:
+        return f"; nearest miss {miss.label}: {miss.clause} without bound"
+    return (
+        f"; nearest miss {miss.label}: {miss.clause} at {miss.observed:.4g}{unit} "
+        f"against {miss.limit:.4g}{unit}, off by {miss.over:.1%}"
+    )
+
+
+def _signal(c: Candidate, unit: str) -> str:
+    values = sorted(c.values.values())
+    if not values:
+        return "no measurement"
+    spread = f" [{values[0]:.4g} .. {values[-1]:.4g}]" if len(values) > 1 else ""
+    worst = c.binding
+    if worst is None:
+        return f"{sum(values) / len(values):.4g} {unit}{spread}"
+    seen = "no bound" if worst.observed is None else f"{worst.observed:.4g}"
+    return f"{sum(values) / len(values):.4g} {unit}{spread}; {worst.text} at {seen}"
+
+
+def _verdict(c: Candidate, behind: Interval | None, decision: Decision, space: Space, rules: Rules) -> VerdictRow:
+    verdict, reason = _judge(c, behind, decision, rules)
+    names = f" ({', '.join(c.controls)})" if c.controls and c.in_space else ""
+    evidence = next((t.evidence for t in c.trials.values() if t.evidence), "")
+    unit = UNITS.get(rules.objective, rules.objective)
+    signal = f"{_signal(c, unit)}{f', {evidence}' if evidence else ''}"
+    return VerdictRow(
+        option=f"{label(c, space)}{names}", control=bool(c.controls), signal=signal, verdict=verdict, reason=reason
+    )
+
+
+def _judge(c: Candidate, behind: Interval | None, decision: Decision, rules: Rules) -> tuple[Verdict, str]:
+    if not c.feasible:
+        return "reject", "; ".join(c.why_not) or "not feasible"
+    choice = decision.choice
+    if choice is not None and c is choice.winner:
+        return _judge_winner(c, decision, rules)
+    if _tied(c, decision):
+        return "inspect", "not told apart from the winner" + (
+            "" if choice is None else _by(c, choice.winner, rules)
+        )
+    best = choice.best.value if choice else None
+    if not c.in_space:
+        words = "" if best is None or c.value is None else f", {_ahead(c.value, best)}"
+        beats = best is not None and c.value is not None and c.value > best
+        return ("inspect" if beats else "reject"), f"a control outside the space{words}"
+    assert best is not None
+    bounds = f", interval {behind.low:.4g} .. {behind.high:.4g}" if behind else ""
+    return "reject", f"{_ahead(c.value or 0.0, best)}{bounds}"
+
+
+def _judge_winner(c: Candidate, decision: Decision, rules: Rules) -> tuple[Verdict, str]:
+    doubts = []
+    if not decision.phases_agree:
+        doubts.append("another phase would choose otherwise")
+    if decision.kind == "open":
+        doubts.append("what lies beyond it was not measured")
+    if rules.num_repeats < 2 and any(t.evidence == "measured" for t in c.trials.values()):
+        doubts.append("measured once: its noise is unknown")
+    if doubts:
+        return "inspect", "; ".join(doubts)
+    if c.is_default and decision.choice is not None and len(decision.choice.tied) > 1:
+        return "ship", "the default, within noise of the best"
+    return (
+        "ship",
+        "most qualified tokens among the feasible"
+        if decision.choice and c is decision.choice.best
+        else ("within noise of the best, least waste"),
+    )
+
+
+def _by(c: Candidate, winner: Candidate, rules: Rules) -> str:
+    if c.value is None or not winner.value:
+        return ""
+    return f" ({(c.value - winner.value) / winner.value:+.1%})"
+
+
+def _ahead(value: float, best: float) -> str:
+    if best == 0:
+        return "nothing to compare with"
+    share = (value - best) / best
+    return f"{-share:.1%} behind the best" if share <= 0 else f"{share:.1%} ahead of the best of the space"
