@@ -1,0 +1,284 @@
+"""recipe.yaml: the chosen trial, everything that decides it, and what must come out when it runs again.
+
+Beside it lie `recipe.lock.parquet` (which step each arrival and cancel met) and `recipe.ledger.parquet` (every
+account of every step, without times), each named with its digest. The winner is knee.json's; none is computed here.
+"""
+
+import importlib.metadata
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow.parquet as pq
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from orchestrator.folder import SweepFolder, TrialRecord, write_text
+from orchestrator.tolerance import ExpectedMetric, expected_metrics, latency_promise
+from search_spaces.outcome import Outcome, VerdictRow
+from trials.fingerprint import environment, file_digest, trace_hash, trace_parts
+from trials.result import Accounts, Hashes, TrialResult
+from trials.spec import TrialSpec, read_yaml
+from trials.trace import Trace, load_trace, write_whole
+from trials.units import SpecError
+
+LOCK_COLUMNS = ("row", "met_step", "cancel_step")
+_CARRIED = ("calibration", "speed_probe", "probe_s", "notes")  # notes that a trial or sweep left on its machine
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Locator(_Model):
+    """Where content lies: relative to the recipe, and where it lay when the recipe was written."""
+
+    relative: str
+    absolute: str
+
+    def find(self, folder: Path) -> Path:
+        """The file: beside the recipe if it is there, else where it was. SpecError names both places."""
+        near, far = (folder / self.relative).resolve(), Path(self.absolute)
+        for path in (near, far):
+            if path.is_file():
+                return path
+        raise SpecError(f"{self.relative}: not at {near}, nor at {far}; put the file where the recipe looks for it")
+
+
+class ExpectedReplay(_Model):
+    """The ledger that must come out, byte for byte, when arrivals meet the same steps."""
+
+    phase: str
+    load: str
+    clock: str
+    num_steps: int
+    rows_digest: str
+    time_mean: dict[str, float]
+    peak: Accounts
+    peak_step: int
+
+
+class Beside(_Model):
+    """A file beside the recipe."""
+
+    file: str
+    sha256: str
+
+
+class Chosen(_Model):
+    """How the sweep ended, in knee.json's words."""
+
+    kind: str
+    sentence: str
+    objective: str
+    winner: str
+    tied: tuple[str, ...]
+    binding: str
+
+
+class Recipe(_Model):
+    """Field by field what recipe.yaml holds. `spec` has its locators relative to the recipe."""
+
+    recipe: Literal[1] = 1
+    name: str
+    created_by: str
+    evidence: Literal["measured", "modelled"]
+    outcome: Chosen
+    spec: TrialSpec
+    trace: Locator
+    table: Locator | None = None
+    hashes: Hashes
+    trace_parts: dict[str, str]
+    engine_identity: dict[str, Any]
+    ledger: tuple[ExpectedReplay, ...]
+    latency: str  # what is promised, in words
+    metrics: tuple[ExpectedMetric, ...]
+    workload: dict[str, Any]
+    verdicts: tuple[VerdictRow, ...]
+    schedule: Beside
+    ledger_rows: Beside
+    environment: dict[str, str]
+    calibration: dict[str, Any]
+
+    def resolved_spec(self, folder: Path) -> TrialSpec:
+        """The spec with absolute locators that exist on this machine. SpecError where one cannot be found."""
+        trace = self.spec.trace.model_copy(update={"path": str(self.trace.find(folder))})
+        engine = self.spec.engine
+        if self.table is not None:
+            engine = engine.model_copy(update={"step_time": f"table:{self.table.find(folder)}"})
+        return self.spec.model_copy(update={"trace": trace, "engine": engine})
+
+
+def load_recipe(path: Path | str) -> Recipe:
+    """Read and validate; SpecError says what is wrong. Only files can be read yet."""
+    text = str(path)
+    if text.startswith(("runs:", "models:")):
+        raise SpecError(
+            f"{text}: recipes cannot be fetched from MLflow yet; download the run's artifact recipe.yaml "
+            "with the two .parquet files beside it, and name that file"
+        )
+    try:
+        return Recipe.model_validate(read_yaml(Path(path)))
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {e['msg']}" for e in error.errors()]
+        raise SpecError(f"{text}: not a recipe:\n  " + "\n  ".join(lines)) from None
+
+
+def write_recipe(folder: Path) -> Path | None:
+    """recipe.yaml of a sweep's winner with the files beside it; None where knee.json names no winner."""
+    sweep = SweepFolder(folder)
+    outcome = sweep.load_outcome()
+    if outcome is None or outcome.winner_trial is None:
+        return None
+    records = sweep.load_trials()
+    winner = next((r for r in records if r.number == outcome.winner_trial), None)
+    if winner is None or winner.result is None or winner.folder is None:
+        raise SpecError(f"{folder}: knee.json names trial {outcome.winner_trial}, which has no result here")
+    repeats = [r.result for r in records if r.number in outcome.winner_trials and r.result is not None]
+    recipe = _recipe(sweep, outcome, winner, repeats)
+    text = "# Run it again and compare: kvknee reproduce recipe.yaml\n" + yaml.safe_dump(
+        recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110
+    )
+    write_text(sweep.recipe_yaml, text)
+    return sweep.recipe_yaml
+
+
+def _recipe(sweep: SweepFolder, outcome: Outcome, winner: TrialRecord, repeats: Sequence[TrialResult]) -> Recipe:
+    result = winner.result
+    assert result is not None
+    metrics = expected_metrics(result, repeats)
+    trace = load_trace(Path(winner.spec.trace.path))
+    if trace_hash(trace) != result.hashes.trace:
+        raise SpecError(f"{winner.spec.trace.path}: changed since trial {winner.number} ran; restore it")
+    schedule, ledger_rows = _write_beside(sweep, winner)
+    settings = read_yaml(sweep.sweep_yaml) if sweep.sweep_yaml.is_file() else {}
+    spec, where, table = _relative(winner.spec, sweep.path)
+    return Recipe(
+        name=str(settings.get("name") or sweep.path.resolve().name),
+        created_by=f"kvknee {_version()}",
+        evidence=result.evidence,
+        outcome=_chosen(outcome),
+        spec=spec,
+        trace=where,
+        table=table,
+        hashes=result.hashes,
+        trace_parts=trace_parts(trace),
+        engine_identity=_mapping(winner.info.get("engine_identity")),
+        ledger=_expected_replays(result),
+        latency=latency_promise(metrics, result.evidence),
+        metrics=metrics,
+        workload=_shape(trace),
+        verdicts=outcome.verdicts,
+        schedule=schedule,
+        ledger_rows=ledger_rows,
+        environment={k: str(v) for k, v in (_mapping(winner.info.get("environment")) or environment()).items()},
+        calibration=_calibration(settings, winner.info),
+    )
+
+
+def _chosen(outcome: Outcome) -> Chosen:
+    assert outcome.winner is not None
+    return Chosen(
+        kind=outcome.kind, sentence=outcome.sentence, objective=outcome.objective, winner=outcome.winner,
+        tied=outcome.tied, binding=outcome.binding,
+    )  # fmt: skip
+
+
+def _expected_replays(result: TrialResult) -> tuple[ExpectedReplay, ...]:
+    return tuple(
+        ExpectedReplay(
+            phase=r.phase,
+            load=r.load,
+            clock=r.clock,
+            num_steps=r.observation.num_steps,
+            rows_digest=r.ledger.rows_digest,
+            time_mean=r.ledger.time_mean,
+            peak=r.ledger.peak,
+            peak_step=r.ledger.peak_step,
+        )
+        for r in result.replays
+    )
+
+
+def _relative(spec: TrialSpec, folder: Path) -> tuple[TrialSpec, Locator, Locator | None]:
+    """The spec with locators relative to the recipe's folder, and both forms of each."""
+    trace = _locator(Path(spec.trace.path), folder)
+    step_time = spec.engine.step_time or ""
+    table = _locator(Path(step_time.removeprefix("table:")), folder) if step_time.startswith("table:") else None
+    engine = spec.engine
+    if table is not None:
+        engine = engine.model_copy(update={"step_time": f"table:{table.relative}"})
+    moved = spec.model_copy(
+        update={"trace": spec.trace.model_copy(update={"path": trace.relative}), "engine": engine}
+    )
+    return moved, trace, table
+
+
+def _locator(path: Path, folder: Path) -> Locator:
+    return Locator(relative=os.path.relpath(path.resolve(), folder.resolve()), absolute=str(path.resolve()))
+
+
+def _write_beside(sweep: SweepFolder, winner: TrialRecord) -> tuple[Beside, Beside]:
+    """The step lock and the ledger without times, from the files that the winning trial left."""
+    assert winner.folder is not None
+    requests = read_table(winner.folder / "requests.parquet")
+    missing = [c for c in LOCK_COLUMNS if c not in requests.column_names]
+    if missing:
+        raise SpecError(f"{winner.folder / 'requests.parquet'}: columns missing: {', '.join(missing)}")
+    keep = [c for c in requests.column_names if c in ("replay", "phase", *LOCK_COLUMNS)]
+    ledger = read_table(winner.folder / "ledger.parquet")
+    stem = sweep.recipe_yaml.stem
+    lock = _beside(sweep.path / f"{stem}.lock.parquet", requests.select(keep))
+    return lock, _beside(sweep.path / f"{stem}.ledger.parquet", ledger.select(account_columns(ledger)))
+
+
+def account_columns(ledger: Any) -> list[str]:
+    """All that must be equal under a step lock: every column but times."""
+    return [c for c in ledger.column_names if not c.endswith("_ns")]
+
+
+def read_table(path: Path) -> Any:
+    """A parquet file as an Arrow table; SpecError where it is absent or broken."""
+    try:
+        return pq.read_table(path)
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file; it is needed beside the recipe") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path}: not a parquet file: {error}") from None
+
+
+def _beside(path: Path, table: Any) -> Beside:
+    write_whole(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+    return Beside(file=path.name, sha256=file_digest(path))
+
+
+def _calibration(settings: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
+    """What was resolved on the machine that measured: from the sweep first, then from the winning attempt."""
+    found: dict[str, Any] = {}
+    for source in (settings, info):
+        found |= {k: source[k] for k in _CARRIED if source.get(k) not in (None, {}, [], "") and k not in found}
+    return found
+
+
+def _shape(trace: Trace) -> dict[str, Any]:
+    from trials.describe import describe
+
+    return _mapping(describe(trace))
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """A mapping, model or dataclass as plain data; {} for anything else."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("kvknee")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
