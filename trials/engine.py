@@ -232,13 +232,16 @@ class Engine(Protocol):
         """Queue a request now. A returned text says why it can never fit; then it was not queued."""
 
     def cancel(self, row: int) -> bool:
-        """End a request between steps. False if it is over already; may be called any number of times."""
+        """End a request between steps: it is over now, and no step names it again.
+
+        False if it was over already; may be called any number of times.
+        """
 
     def step(self) -> Step | None:
         """One iteration, or None when nothing is runnable. Raises EngineDied."""
 
     def ledger(self) -> tuple[LedgerRow, ...]:
-        """The accounts now, outside a step (for idle spans); event counts since the last row."""
+        """The accounts now, outside a step (for idle spans and audits); event counts since the last step's row."""
 
     def audit(self) -> Audit:
         """Raw tables and queues, copied."""

@@ -27,6 +27,9 @@ class Run:
     num_indexed: int = 0  # leading blocks that stand in the prefix index
     keys: list[int] = field(default_factory=list)  # content keys of leading blocks that others may ask for
     preemptions: int = 0
+    admission: int = -1  # number of its latest admission: running order
+    last_step: int = -1  # step of its last token, while decoding
+    waiting: bool = False
 
     def computed_at(self, step: int) -> int:
         """Tokens whose KV stands before `step` runs."""

@@ -1,0 +1,107 @@
+"""PagedEngine: our scheduler and pool behind the Engine contract, with whatever executes the steps.
+
+Driven by a step-time model it is the simulator; by real tensors, torch_paged. Synchronous: a step is scheduled,
+its ledger row taken, it is executed, and only then is anything finished released.
+"""
+
+from trials.block_pool import BlockPool, PoolError
+from trials.content import Content
+from trials.engine import (
+    Audit,
+    EngineDied,
+    EngineFacts,
+    EngineStart,
+    GroupAudit,
+    LedgerRow,
+    PoolGeometry,
+    Step,
+    StepShape,
+    Work,
+)
+from trials.plan import Execution
+from trials.scheduler import Scheduler
+from trials.spec import PoolPolicy
+
+
+class PagedEngine:
+    """One KV group, one rank. `facts` and `start_up` are given by who built it and verified against the pool."""
+
+    def __init__(
+        self, facts: EngineFacts, policy: PoolPolicy, content: Content, execution: Execution,
+        start_up: EngineStart | None = None,
+    ) -> None:  # fmt: skip
+        geometry = facts.groups[0]
+        self.facts = facts
+        self.start_up = start_up or EngineStart()
+        self.geometry: PoolGeometry = geometry
+        self._policy = policy
+        self._content = content
+        self._execution = execution
+        caching = policy.prefix_caching and policy.layout != "contiguous"
+        self._pool = BlockPool(geometry.num_blocks, geometry.block_size, geometry.reserve_blocks, caching)
+        self._scheduler = Scheduler(policy, self._pool, content, geometry.block_size)
+        empty = StepShape(0, 0, 0, 0, 0, 0, 0, 0)
+        self._step = Step(0, None, empty, (), 0, 0, 0)
+
+    def start(self, cold: bool) -> None:
+        scheduler = self._scheduler
+        if scheduler.running or scheduler.waiting:
+            raise PoolError(
+                f"a replay can only start drained: {len(scheduler.running)} run, {len(scheduler.waiting)} wait"
+            )
+        self._pool.check_invariants([])
+        if cold:
+            self._pool.drop_cached()
+        self._scheduler = Scheduler(self._policy, self._pool, self._content, self.geometry.block_size)
+        self._pool.accounts.row()
+        self._execution.reset()
+
+    def add(self, work: Work) -> str | None:
+        return self._scheduler.add(work)
+
+    def cancel(self, row: int) -> bool:
+        if not self._scheduler.cancel(row):
+            return False
+        self._execution.forget(row)
+        return True
+
+    def step(self) -> Step | None:
+        scheduler = self._scheduler
+        if not scheduler.running and not scheduler.waiting:
+            return None
+        plan = scheduler.schedule()
+        ledger = (self._pool.accounts.row(),)
+        try:
+            duration_ns, attention_ns = self._execution.execute(plan)
+        except (RuntimeError, ValueError, ArithmeticError, MemoryError) as error:
+            raise EngineDied(f"step {plan.step}: {type(error).__name__}: {error}") from error
+        ended = scheduler.complete(plan)
+        for row, _ in ended:
+            self._execution.forget(row)
+        step, changes = self._step, scheduler.changes
+        step.duration_ns, step.attention_ns = duration_ns, attention_ns
+        step.shape, step.ledger = plan.shape, ledger
+        step.num_running, step.num_waiting = len(scheduler.running) + len(ended), len(scheduler.waiting)
+        step.waiting_tokens, step.refusal = scheduler.waiting_tokens, scheduler.refusal
+        step.began, step.paused, step.ended = changes.began, changes.paused, ended
+        step.admitted, step.preempted = changes.admitted, changes.preempted
+        return step
+
+    def ledger(self) -> tuple[LedgerRow, ...]:
+        return (self._pool.accounts.peek(),)
+
+    def audit(self) -> Audit:
+        pool, scheduler = self._pool, self._scheduler
+        step = scheduler.step
+        tables = {row: list(run.table) for row, run in scheduler.running.items()}
+        held = {row: run.computed_at(step) for row, run in scheduler.running.items()}
+        reserve = list(range(pool.reserve_blocks))
+        group = GroupAudit(tables, held, pool.free_ids(), pool.cached_ids(), reserve)
+        return Audit([group], self._execution.device())
+
+    def check(self) -> None:
+        """Every law of the pool against the raw tables; raises PoolError. O(pool): for tests and audits."""
+        self._pool.check_invariants([run.table for run in self._scheduler.running.values()])
+
+    def close(self) -> None:
+        """Nothing to give back but memory."""

@@ -1,0 +1,88 @@
+"""Which rows of a trace are offered, when, and which of them count: a window of the trace driven at a load.
+
+Trace time runs from the first arrival. `rate_scale` divides arrival gaps and nothing else. In phase `steady` the
+stretch of trace in front of the window is replayed first, at the same load, and not counted; where the window
+starts with the trace, its first `warmup` serves as that stretch, in both phases alike, so that the counted
+requests are the same.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trials.spec import Load, TraceSpec
+from trials.trace import Ints, Trace, TraceError
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a replay offers. Parallel arrays [K]; times are engine ns from the replay's start."""
+
+    phase: str
+    load: Load
+    rows: Ints  # rows of the trace, in arrival order
+    due_ns: Ints
+    counted: Ints  # 1 inside the window
+    window_ns: tuple[int, int]
+    met_step: Ints | None = None  # step lock: arrivals are due before these steps, not at their times
+
+    @property
+    def concurrency(self) -> int | None:
+        """Closed load: how many requests are under way at once; None = open."""
+        return self.load.concurrency
+
+    @property
+    def num_warmup(self) -> int:
+        return int(len(self.rows) - self.counted.sum())
+
+    def locked(self, met_step: Ints) -> "Offer":
+        return replace(self, met_step=met_step)
+
+
+def window_of(trace: Trace, spec: TraceSpec) -> tuple[int, int, int]:
+    """(stretch start, window start, window end) in trace ns. TraceError where no request lies inside."""
+    first = int(trace.arrival_ns[0])
+    span = int(trace.arrival_ns[-1]) - first
+    start = spec.window.start if spec.window else 0
+    end = start + spec.window.duration if spec.window else span + 1
+    if start < spec.warmup:
+        stretch, start = 0, spec.warmup
+    else:
+        stretch = start - spec.warmup
+    at = trace.arrival_ns - first
+    if not ((at >= start) & (at < end)).any():
+        raise TraceError(
+            f"no request arrives in the window {start / 1e9:g}s .. {end / 1e9:g}s (warm-up {spec.warmup / 1e9:g}s "
+            f"taken off); the trace covers 0s .. {span / 1e9:g}s"
+        )
+    return stretch, start, min(end, max(span + 1, start + 1)) if spec.window is None else end
+
+
+def rate_of(trace: Trace) -> float:
+    """Mean arrivals a second over the trace's span."""
+    span = int(trace.arrival_ns[-1] - trace.arrival_ns[0])
+    if span == 0:
+        raise TraceError("every request arrives at once: the trace has no rate; use a concurrency load")
+    return (len(trace) - 1) / (span / 1e9)
+
+
+def scale_of(trace: Trace, load: Load) -> float:
+    """By what the arrival gaps are divided."""
+    if load.rate_scale is not None:
+        return load.rate_scale
+    if load.rps is not None:
+        return load.rps / rate_of(trace)
+    return 1.0
+
+
+def offer(trace: Trace, spec: TraceSpec, load: Load, phase: str) -> Offer:
+    """What phase `cold` or `steady` offers of the trace at this load."""
+    stretch, start, end = window_of(trace, spec)
+    begin = stretch if phase == "steady" else start
+    at = trace.arrival_ns - int(trace.arrival_ns[0])
+    rows = np.flatnonzero((at >= begin) & (at < end))
+    scale = scale_of(trace, load)
+    due = np.rint((at[rows] - begin) / scale).astype(np.int64) if scale != 1.0 else at[rows] - begin
+    window = round((start - begin) / scale), round((end - begin) / scale)
+    counted = (at[rows] >= start).astype(np.int64)
+    return Offer(phase, load, rows, due, counted, window)
