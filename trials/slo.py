@@ -76,7 +76,7 @@ def _mistake(text: str, at: int, part: str) -> SpecError:
 
 def _limit(text: str, at: int, limit: str) -> int:
     try:
-        limit_ns = parse_ns(limit, "slo")
+        limit_ns = parse_ns(limit, "limit")
     except SpecError as error:
         raise _complain(text, at, str(error)) from None
     if limit_ns <= 0:

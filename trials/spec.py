@@ -7,7 +7,6 @@ Paths are locators: they say where content lies, and are replaced by the content
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -18,6 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from trials.documents import explained, validated
+from trials.documents import read_yaml as read_yaml
 from trials.model import PRESETS, ModelSpec
 from trials.units import SpecError, nearest, parse_bytes, parse_count, parse_ns
 
@@ -34,8 +35,17 @@ Ns = Annotated[int, _quantity(parse_ns), Field(ge=0), _AS_NS]
 Count = Annotated[int, _quantity(parse_count)]
 
 
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise SpecError(f"a number is needed; found {value!r}")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_no_bool)]
+
+
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class EngineSpec(_Model):
@@ -44,10 +54,10 @@ class EngineSpec(_Model):
     name: str
     step_time: str | None = None  # roofline:GPU or table:FILE, for engines whose time is modelled
     clock: Literal["wall", "cpu"] | None = None  # measured engines; None = wall
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(strict=True, default=1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
     python: str | None = None
-    tensor_parallel_size: int = Field(default=1, ge=1)
+    tensor_parallel_size: int = Field(strict=True, default=1, ge=1)
     args: dict[str, Any] = Field(default_factory=dict)
     env: dict[str, str] = Field(default_factory=dict)
 
@@ -66,7 +76,7 @@ class PoolSpec(_Model):
     bytes: Bytes | None = None
     blocks: Annotated[int, _quantity(parse_count), Field(gt=0)] | None = None
     device_budget: Bytes | None = None
-    reserve_blocks: int = Field(default=0, ge=0)
+    reserve_blocks: int = Field(strict=True, default=0, ge=0)
     tables_inside: bool = False  # the byte budget also pays for the device block tables
 
     @model_validator(mode="after")
@@ -88,7 +98,7 @@ class PoolPolicy(_Model):
     prefix_caching: bool = True
     eviction: Literal["lru"] = "lru"
     victim: Literal["last_admitted"] = "last_admitted"
-    watermark: float = Field(default=0.0, ge=0.0, lt=1.0)
+    watermark: Number = Field(default=0.0, ge=0.0, lt=1.0)
     reserve_prompt: bool = True
     preemption: Literal["recompute"] = "recompute"
     queue: Literal["fcfs"] = "fcfs"
@@ -96,7 +106,7 @@ class PoolPolicy(_Model):
     max_model_len: Annotated[int, _quantity(parse_count), Field(gt=0)] = 8192
     max_num_seqs: Annotated[int, _quantity(parse_count), Field(gt=0)] = 256
     max_num_batched_tokens: Annotated[int, _quantity(parse_count), Field(gt=0)] = 2048
-    long_prefill_token_threshold: int = Field(default=0, ge=0)
+    long_prefill_token_threshold: int = Field(strict=True, default=0, ge=0)
 
 
 class Window(_Model):
@@ -116,9 +126,9 @@ class TraceSpec(_Model):
 class Load(_Model):
     """How hard the trace is driven: exactly one."""
 
-    rate_scale: Annotated[float, Field(gt=0)] | None = None
-    rps: Annotated[float, Field(gt=0)] | None = None
-    concurrency: Annotated[int, Field(gt=0)] | None = None
+    rate_scale: Annotated[Number, Field(gt=0)] | None = None
+    rps: Annotated[Number, Field(gt=0)] | None = None
+    concurrency: Annotated[int, Field(gt=0, strict=True)] | None = None
 
     @model_validator(mode="after")
     def _one(self) -> "Load":
@@ -146,9 +156,9 @@ class Ladder(_Model):
     """Search for the largest load that holds, between `low` and `high`, to within a ratio of `within`."""
 
     over: Literal["rate_scale", "rps", "concurrency"] = "rate_scale"
-    low: float = Field(gt=0)
-    high: float = Field(gt=0)
-    within: float = Field(default=0.05, gt=0, lt=1)
+    low: Number = Field(gt=0)
+    high: Number = Field(gt=0)
+    within: Number = Field(default=0.05, gt=0, lt=1)
 
     @model_validator(mode="after")
     def _ordered(self) -> "Ladder":
@@ -188,8 +198,8 @@ class TrialSpec(_Model):
     slo: str
     measure: Measure = Measure(load=Load(rate_scale=1.0))
     phases: tuple[Literal["cold", "steady"], ...] = ("cold", "steady")
-    seed: int = 0
-    repeat: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, strict=True)
+    repeat: int = Field(strict=True, default=0, ge=0)
 
     @model_validator(mode="after")
     def _coherent(self) -> "TrialSpec":
@@ -208,49 +218,12 @@ class TrialSpec(_Model):
 
 def explain(error: ValidationError, source: str) -> SpecError:
     """pydantic's errors as one message a line: where, what was there, what is known."""
-    lines = []
-    for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"]) or "spec"
-        if item["type"] == "extra_forbidden":
-            lines.append(f"{where}: unknown key; {_known_keys(item['loc'])}")
-        else:
-            lines.append(f"{where}: {item['msg'].removeprefix('Value error, ')} (got {item.get('input')!r})")
-    return SpecError(f"{source}:\n  " + "\n  ".join(lines))
-
-
-def _known_keys(loc: tuple[int | str, ...]) -> str:
-    """The keys allowed where an unknown one stood."""
-    model: Any = TrialSpec
-    for part in loc[:-1]:
-        field = model.model_fields.get(part) if hasattr(model, "model_fields") else None
-        if field is None:
-            return "see the documentation of the spec"
-        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        model = next((c for c in candidates if hasattr(c, "model_fields")), None)
-    return nearest(str(loc[-1]), model.model_fields) if model is not None else "see the documentation"
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping from a file, or a SpecError that names the file and the line."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SpecError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read as text: {error}") from None
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path}: not valid YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise SpecError(f"{path}: a mapping of keys is needed, found {type(data).__name__}")
-    return data
+    return explained(error, source, TrialSpec)
 
 
 def trial_spec(data: dict[str, Any], source: str = "spec") -> TrialSpec:
     """Validate a mapping; every error is a SpecError that names the key."""
-    try:
-        return TrialSpec.model_validate(data)
-    except ValidationError as error:
-        raise explain(error, source) from None
+    return validated(TrialSpec, data, source)
 
 
 def load_trial_spec(path: Path) -> TrialSpec:

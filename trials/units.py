@@ -42,7 +42,7 @@ def _parse(text: object, units: dict[str, int], what: str, example: str) -> int:
     number, unit = match.groups()
     if unit not in units:
         known = ", ".join(u for u in units if u)
-        missing = "has no unit" if not unit else f"has the unknown or ambiguous unit {unit!r}"
+        missing = "has no unit" if not unit else f"has the unknown or ambiguous unit {shown(unit)}"
         raise SpecError(f"{what}: {shown(text)} {missing}; one of {known} is needed, for example {example}")
     return _whole(number, unit, units, f"{what}: {shown(text)}")
 
