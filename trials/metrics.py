@@ -1,0 +1,137 @@
+"""From a replay's columns to its result: latency beside occupancy. Each number is defined in docs/metrics.md."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trials import activity
+from trials.engine import EngineFacts, Outcome
+from trials.holding import attained_share, backlog_grew, hold
+from trials.latency import Fates, Flags, Latencies, Runs, check_tokens, fates, latencies, order_runs, qualifies
+from trials.occupancy import Held, held, ledger
+from trials.percentiles import percentiles_ms, spread
+from trials.recording import Replay
+from trials.result import Counts, Metrics, Observation, ReplayResult
+from trials.slo import Slo
+from trials.waste import by_length, waste
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What every part of the measurement looks at."""
+
+    replay: Replay
+    facts: EngineFacts
+    runs: Runs
+    seen: Held
+    fate: Fates
+    good: Flags  # [R] met the limits of a request, counted or not
+
+    @property
+    def window_s(self) -> float:
+        begin, finish = self.replay.window_ns
+        return (finish - begin) / 1e9
+
+    @property
+    def qualified(self) -> Flags:
+        return self.good & self.fate.offered
+
+
+def measure(replay: Replay, facts: EngineFacts, slo: Slo) -> ReplayResult:
+    """Measure one replay. Pure, O(steps + runs + requests).
+
+    Raises RecordingError where the columns contradict each other, ValueError where the window has no length.
+    """
+    begin, finish = replay.window_ns
+    if finish <= begin:
+        raise ValueError(f"the window {replay.window_ns} has no length: nothing can be measured in it")
+    runs = order_runs(replay)
+    check_tokens(replay, runs)
+    fate = fates(replay.requests)
+    scene = _Scene(replay, facts, runs, held(replay, facts), fate, qualifies(replay.requests, fate, slo))
+    observed = latencies(replay, runs, fate)
+    counts = _counts(scene)
+    held_slo = hold(observed, slo, attained_share(counts.qualified, counts.offered))
+    values_ms = {name: ns / 1e6 if np.isfinite(ns) else None for name, ns in held_slo.values_ns.items()}
+    metrics = _metrics(scene, observed).model_copy(update={"slo_values_ms": values_ms})
+    book = ledger(replay, facts, scene.seen)
+    lengths = by_length(replay, runs, facts, scene.seen, fate.offered)
+    return ReplayResult(
+        phase="cold" if replay.phase == "cold" else "steady", load=replay.load, clock=replay.clock,
+        stopped_early=replay.stopped_early, void_because=_void(scene), observation=_observation(scene),
+        counts=counts, metrics=metrics, ledger=book.model_copy(update={"by_length": lengths}),
+        holds=held_slo.holds, attainment=held_slo.attainment, binding=held_slo.binding,
+    )  # fmt: skip
+
+
+def _void(scene: _Scene) -> tuple[str, ...]:
+    wrong = int(scene.fate.wrong_length.sum())
+    more = (f"{wrong} requests were answered with another length than the trace's",) if wrong else ()
+    return (*scene.replay.void_because, *more)
+
+
+def _observation(scene: _Scene) -> Observation:
+    replay, requests = scene.replay, scene.replay.requests
+    begin, finish = replay.window_ns
+    warmup = int(np.sum((requests.counted == 0) & (requests.arrival_ns < begin)))
+    return Observation(
+        start_ns=begin, end_ns=finish, num_steps=int(np.sum(replay.steps["idle"] == 0)), warmup=warmup,
+        drain_end_ns=replay.drain_end_ns,
+    )  # fmt: skip
+
+
+def _counts(scene: _Scene) -> Counts:
+    requests, fate = scene.replay.requests, scene.fate
+    counted = requests.counted == 1
+
+    def of(outcome: Outcome) -> int:
+        return int(np.sum(counted & (requests.outcome == outcome)))
+
+    wrong = int(np.sum(counted & fate.wrong_length))
+    return Counts(
+        offered=int(fate.offered.sum()), completed=of(Outcome.COMPLETED) - wrong,
+        qualified=int(scene.qualified.sum()), cancelled=of(Outcome.CANCELLED),
+        rejected=of(Outcome.REJECTED), failed=of(Outcome.FAILED) + wrong,
+        unfinished=of(Outcome.UNFINISHED),
+    )  # fmt: skip
+
+
+def _tokens_inside(scene: _Scene) -> int:
+    """Output tokens that came in [begin, finish), of any request."""
+    begin, finish = scene.replay.window_ns
+    low, high = np.searchsorted(scene.replay.end_ns, [begin, finish])
+    runs = scene.runs
+    inside = np.minimum(runs.last + 1, high) - np.maximum(runs.first, low)
+    return int(np.maximum(inside, 0).sum())
+
+
+def _metrics(scene: _Scene, observed: Latencies) -> Metrics:
+    replay, facts, seen = scene.replay, scene.facts, scene.seen
+    requests, window_s = replay.requests, scene.window_s
+    begin, finish = replay.window_ns
+    counted, qualified = requests.counted == 1, scene.qualified
+    ended = scene.fate.served & (requests.end_ns >= begin) & (requests.end_ns < finish)
+    tokens = int(requests.num_delivered[qualified].sum())
+    events = activity.block_events(replay)
+    return Metrics(
+        ttft_ms=percentiles_ms(observed.ttft), itl_ms=percentiles_ms(observed.itl),
+        tpot_ms=percentiles_ms(observed.tpot), e2el_ms=percentiles_ms(observed.e2el),
+        output_throughput=_tokens_inside(scene) / window_s, request_throughput=int(ended.sum()) / window_s,
+        qualified_output_throughput=tokens / window_s, request_goodput=int(qualified.sum()) / window_s,
+        qualified_output_tokens=tokens,
+        admitted_concurrency=spread(replay.steps["num_running"], seen.lasted_ns),
+        qualified_concurrency=activity.qualified_concurrency(replay, scene.good),
+        num_preemptions=int(requests.preemptions[counted].sum()),
+        num_recomputed_tokens=int(requests.recomputed_tokens[counted].sum()),
+        prefix_hit_rate=activity.hit_rate(requests),
+        alloc_events=events["allocated"], free_events=events["released"], evict_events=events["evicted"],
+        copy_events=events["copied"], copied_bytes=activity.copied_bytes(facts, events["copied"]),
+        net_shared_bytes_saved=activity.shared_bytes_saved(facts, seen),
+        failed_admissions=activity.failed_admissions(replay, seen),
+        largest_admissible_tokens=activity.largest_admissible(facts, seen),
+        max_tail_slack_tokens=activity.max_tail_slack(seen),
+        attention_share=activity.attention_share(replay, seen),
+        block_table_depth=activity.block_table_depth(replay, seen),
+        waste_byte_seconds=waste(replay, scene.runs, facts, seen),
+        backlog_grew=backlog_grew(replay, seen),
+    )  # fmt: skip

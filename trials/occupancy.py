@@ -1,0 +1,102 @@
+"""What the pool held over the window: byte accounts, live tokens against slots, and the digest of its rows."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from trials.engine import EngineFacts
+from trials.ledger import account_bytes, unbalanced_rows
+from trials.percentiles import spread
+from trials.recording import LEDGER_COLUMNS, Ints, Replay
+from trials.result import Accounts, Ledger
+
+ACCOUNTS = tuple(Accounts.model_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Rows of a replay seen through its window. S = steps and idle spans, lanes = (group, rank) pairs."""
+
+    lasted_ns: Ints  # [S] ns of each row that lie inside the window
+    accounts: dict[str, Ints]  # [S] bytes by account, summed over the lanes
+    lane: dict[str, Ints]  # [S] ledger columns of the first lane: token counts are the same in every lane
+
+    @property
+    def seconds(self) -> float:
+        return float(self.lasted_ns.sum()) / 1e9
+
+    def byte_seconds(self, num_bytes: Ints) -> float:
+        """Integral of a byte column over the window."""
+        return float(np.sum(num_bytes * (self.lasted_ns / 1e9)))
+
+
+def held(replay: Replay, facts: EngineFacts) -> Held:
+    """Clip the rows to the window (a row that straddles its edge counts in part) and turn accounts into bytes."""
+    begin, finish = replay.window_ns
+    start = replay.steps["start_ns"]
+    lasted = np.minimum(replay.end_ns, finish) - np.maximum(start, begin)
+    lanes = len(facts.groups) * facts.ranks
+    rows = len(replay.ledger["payload_tokens"])
+    if rows != lanes * len(start):
+        raise ValueError(f"the ledger has {rows} rows for {len(start)} steps of {lanes} (group, rank) pairs")
+    return Held(
+        lasted_ns=np.maximum(lasted, 0),
+        accounts=account_bytes(replay.ledger, facts.groups, facts.ranks),
+        lane=_lane(replay, facts, 0),
+    )
+
+
+def _lane(replay: Replay, facts: EngineFacts, at: int) -> dict[str, Ints]:
+    lanes = len(facts.groups) * facts.ranks
+    return {name: column[at::lanes] for name, column in replay.ledger.items()}
+
+
+def rows_digest(replay: Replay, facts: EngineFacts) -> str:
+    """SHA-256 of every account column of every row, event counts and geometry included; no time enters it."""
+    geometry = [asdict(group) for group in facts.groups]
+    head = json.dumps([LEDGER_COLUMNS, geometry, facts.ranks], sort_keys=True)
+    digest = hashlib.sha256(head.encode())
+    for name in LEDGER_COLUMNS:
+        digest.update(np.ascontiguousarray(replay.ledger[name], "<i8").data)
+    return digest.hexdigest()
+
+
+def count_unbalanced(replay: Replay, facts: EngineFacts) -> int:
+    """Ledger rows, over all lanes and all of the replay, whose accounts are not the pool to the byte."""
+    lanes = [(group, _lane(replay, facts, g * facts.ranks + rank))
+             for g, group in enumerate(facts.groups) for rank in range(facts.ranks)]  # fmt: skip
+    return sum(len(unbalanced_rows(account_bytes(lane, (group,), 1))) for group, lane in lanes)
+
+
+def _peak(seen: Held) -> tuple[int, Accounts]:
+    """The row inside the window with the most claimed bytes (payload, slack and what is reserved ahead)."""
+    inside = np.flatnonzero(seen.lasted_ns > 0)
+    if len(inside) == 0:
+        return -1, Accounts()
+    accounts = seen.accounts
+    claimed = accounts["payload"] + accounts["tail_slack"] + accounts["reserved_ahead"]
+    at = int(inside[np.argmax(claimed[inside])])
+    return at, Accounts(**{name: int(accounts[name][at]) for name in ACCOUNTS})
+
+
+def ledger(replay: Replay, facts: EngineFacts, seen: Held) -> Ledger:
+    """The ledger of the result but for its breakdown by length."""
+    lane, lasted = seen.lane, seen.lasted_ns
+    slots = lane["payload_tokens"] + lane["tail_slack_tokens"] + lane["reserved_ahead_tokens"]
+    logical, physical = spread(lane["logical_tokens"], lasted), spread(lane["payload_tokens"], lasted)
+    allocated = spread(slots, lasted)
+    means = {name: seen.byte_seconds(seen.accounts[name]) / (seen.seconds or 1.0) for name in ACCOUNTS}
+    peak_step, peak = _peak(seen)
+    first = facts.groups[0]
+    pool = sum(group.pool_bytes for group in facts.groups) * facts.ranks
+    return Ledger(
+        time_mean=means, peak=peak, peak_step=peak_step, unbalanced_rows=count_unbalanced(replay, facts),
+        logical_live_tokens=logical, physical_live_tokens=physical, allocated_slots=allocated,
+        pool_slots=first.num_blocks * first.block_size,
+        slots_per_live_token=allocated.mean / logical.mean if logical.mean else 0.0,
+        useful_pool_ratio=means["payload"] / pool if pool else 0.0,
+        device=dict(replay.device), residual_bytes=replay.device.get("residual", 0),
+        rows_digest=rows_digest(replay, facts),
+    )  # fmt: skip
