@@ -1,0 +1,52 @@
+"""Which stretch of the trace each repeat measures: disjoint, and the same for all candidates."""
+
+import numpy as np
+
+from trials.spec import Window
+from trials.trace import Ints, Trace
+from trials.units import SpecError
+
+_SLACK = (
+    0.02  # the last window may outlast the last arrival by this share: a trace ends with a request, not a minute
+)
+
+
+def rows_in(trace: Trace, window: Window | None) -> Ints:
+    """Rows that arrive inside the window (ns from the first arrival); None = all rows."""
+    since = trace.arrival_ns - trace.arrival_ns[0]
+    if window is None:
+        return np.arange(len(trace), dtype=np.int64)
+    return np.flatnonzero((since >= window.start) & (since < window.start + window.duration)).astype(np.int64)
+
+
+def repeat_windows(trace: Trace, asked: Window | None, repeats: int) -> tuple[Window | None, ...]:
+    """One window a repeat. Without one asked, the trace's span is cut into equal parts.
+
+    Raises SpecError where the trace is too short (saying how many fit) or a window holds no request.
+    """
+    span = int(trace.arrival_ns[-1] - trace.arrival_ns[0])
+    if asked is None:
+        if repeats == 1:
+            return (None,)
+        duration = span // repeats + 1
+        windows = [Window(start=r * duration, duration=duration) for r in range(repeats)]
+    else:
+        fit = _fit(span, asked)
+        if fit < repeats:
+            raise SpecError(
+                f"trace.window: {repeats} windows of {asked.duration / 1e9:g} s from {asked.start / 1e9:g} s on do "
+                f"not fit into the trace's {span / 1e9:g} s: {fit} fit; lower repeats, or shorten the window"
+            )
+        windows = [asked.model_copy(update={"start": asked.start + r * asked.duration}) for r in range(repeats)]
+    for r, window in enumerate(windows):
+        if not len(rows_in(trace, window)):
+            raise SpecError(
+                f"repeat {r}: no request arrives in its window of {window.duration / 1e9:g} s from "
+                f"{window.start / 1e9:g} s on; lower repeats, or choose trace.window"
+            )
+    return tuple(windows)
+
+
+def _fit(span: int, asked: Window) -> int:
+    room = span - asked.start
+    return max(0, int((room + _SLACK * asked.duration) // asked.duration))
