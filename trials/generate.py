@@ -169,12 +169,14 @@ def spread_arrivals(trace: Trace, width_ns: int, seed: int) -> Trace:
     """Rows that share a stamp, moved to seeded uniform places in the `width_ns` behind it.
 
     Rows of one stamp keep their order; rows are then in order of the new stamps, ties by their old place. The
-    column is marked synthetic. Refused for rows that follow other rows, whose order is theirs.
+    column is marked synthetic. Refused for arrivals that are so already, and for rows that follow other rows.
     """
     if width_ns < 1 or seed < 0:
         raise TraceError(f"spread over {width_ns} ns with seed {seed}: a width and a seed from 0 are needed")
     if (trace.parent >= 0).any() or len(trace.after.values):
         raise TraceError("rows that follow other rows cannot be spread; spread the source before it is linked")
+    if "arrival_ns" in trace.meta.synthetic:
+        raise TraceError("the arrivals were not observed: there is nothing to spread")
     places = _stream(seed, "spread").integers(0, width_ns, len(trace))
     places = places[np.lexsort((places, trace.arrival_ns))]  # arrivals rise: sorted inside each stamp
     stamps = trace.arrival_ns + places

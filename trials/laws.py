@@ -101,8 +101,8 @@ class Bursts(Law):
             inside = rng.integers(0, self.width // _TICK_NS, size, endpoint=True) * _TICK_NS
             parts.append(start + np.sort(inside))
             start, drawn = _bounded(start + self._gap_ns(size)), drawn + size
-        arrival = np.concatenate(parts)[:rows]
-        return arrival - arrival[0]
+        arrival: Ints = np.concatenate(parts)[:rows] - parts[0][0]
+        return arrival
 
 
 class Fixed(Law):
