@@ -1,0 +1,150 @@
+"""Decode attention that WALKS the blocks of a paged KV pool, and the other ways into and out of that pool.
+
+Every function reads what the block table says and nothing else: slots behind a sequence's length are never
+loaded, whatever they hold. Softmax is online over tiles of at most TILE tokens that never cross a block, as in
+PagedAttention (Kwon et al., 2023) with the online rescaling of Milakov and Gimelshein (2018); so a block below
+TILE tokens pays a softmax step a block, besides the jump to the next address. Nothing here checks bounds:
+callers check ids first (`calls.py`).
+
+Dimension letters: S sequences, T tokens, H query heads, K KV heads, G query heads a KV head, D head size,
+N blocks, B tokens a block, R rows of the device block table, M blocks a row.
+"""
+
+# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
+import numba as nb
+import numpy as np
+
+from trials.engines.kernels.bits import load, store
+
+TILE = 16
+_LOWEST = np.float32(-3e38)
+# nnan and ninf stay off: a NaN that reaches a result must be seen, not optimised away
+_OPTIONS = {
+    "fastmath": {"reassoc", "contract", "nsz", "arcp"},
+    "cache": True,
+    "error_model": "numpy",
+    "nogil": True,
+}
+
+
+@nb.njit(**_OPTIONS)
+def _attend(item, query_SHD, keys_NKBD, values_NKBD, table_RM, rows_S, lengths_S, out_SHD, scale):
+    """One (sequence, KV head) pair: the G query heads that share a KV head read each key once."""
+    num_kv_heads, block_size, head_dim = keys_NKBD.shape[1], keys_NKBD.shape[2], keys_NKBD.shape[3]
+    group = query_SHD.shape[1] // num_kv_heads
+    seq = item // num_kv_heads
+    head = item - seq * num_kv_heads
+    first = head * group
+    row = rows_S[seq]
+    left = lengths_S[seq]
+    sums_GD = np.zeros((group, head_dim), np.float32)
+    weights_GT = np.empty((group, TILE), np.float32)
+    highest_G = np.full(group, _LOWEST)
+    total_G = np.zeros(group, np.float32)
+    entry = 0
+    while left > 0:
+        block = table_RM[row, entry]
+        entry += 1
+        in_block = min(block_size, left)
+        left -= in_block
+        start = 0
+        while start < in_block:
+            count = min(TILE, in_block - start)
+            for t in range(count):
+                for g in range(group):
+                    dot = np.float32(0)
+                    for d in range(head_dim):
+                        dot += query_SHD[seq, first + g, d] * load(keys_NKBD[block, head, start + t, d])
+                    weights_GT[g, t] = dot * scale
+            for g in range(group):
+                highest = highest_G[g]
+                for t in range(count):
+                    highest = max(highest, weights_GT[g, t])
+                if highest > highest_G[g]:
+                    shrink = np.exp(highest_G[g] - highest)
+                    highest_G[g] = highest
+                    total_G[g] *= shrink
+                    for d in range(head_dim):
+                        sums_GD[g, d] *= shrink
+                added = np.float32(0)
+                for t in range(count):
+                    weight = np.exp(weights_GT[g, t] - highest)
+                    weights_GT[g, t] = weight
+                    added += weight
+                total_G[g] += added
+            for t in range(count):
+                for g in range(group):
+                    weight = weights_GT[g, t]
+                    for d in range(head_dim):
+                        sums_GD[g, d] += weight * load(values_NKBD[block, head, start + t, d])
+            start += count
+    for g in range(group):
+        inverse = np.float32(1) / total_G[g]
+        for d in range(head_dim):
+            out_SHD[seq, first + g, d] = sums_GD[g, d] * inverse
+
+
+@nb.njit(**_OPTIONS)
+def decode(query_SHD, keys_NKBD, values_NKBD, table_RM, rows_S, lengths_S, out_SHD, scale):
+    """Attention of one query a sequence over its blocks, on the calling thread."""
+    for item in range(query_SHD.shape[0] * keys_NKBD.shape[1]):
+        _attend(item, query_SHD, keys_NKBD, values_NKBD, table_RM, rows_S, lengths_S, out_SHD, scale)
+
+
+def _decode_on_threads(query_SHD, keys_NKBD, values_NKBD, table_RM, rows_S, lengths_S, out_SHD, scale):
+    """The same over all threads. A function of its own: numba's cache key ignores `parallel`, so one
+    source position compiled both ways would hand out the serial code for the parallel one."""
+    for item in nb.prange(query_SHD.shape[0] * keys_NKBD.shape[1]):
+        _attend(item, query_SHD, keys_NKBD, values_NKBD, table_RM, rows_S, lengths_S, out_SHD, scale)
+
+
+decode_parallel = nb.njit(parallel=True, **_OPTIONS)(_decode_on_threads)
+
+
+@nb.njit(**_OPTIONS)
+def rotate_and_write(fused_TE, positions_T, slots_T, cos_PD, sin_PD, query_THD, keys_NKBD, values_NKBD):
+    """Rotary embedding of queries and keys, and the write of keys and values into their slots.
+
+    `fused_TE` holds H query, K key and K value heads side by side; its keys and values are left as the pool
+    holds them (rotated, and rounded where the pool is narrower), so that a prefill which reads them from here
+    and one which reads them back from the pool see the same numbers. Halves rotate against each other, the
+    layout of Llama checkpoints; `cos_PD` has D / 2 columns. A slot is block * B + offset.
+    """
+    num_heads, head_dim = query_THD.shape[1], query_THD.shape[2]
+    num_kv_heads, block_size = keys_NKBD.shape[1], keys_NKBD.shape[2]
+    half = head_dim // 2
+    for t in range(fused_TE.shape[0]):
+        p = positions_T[t]
+        block = slots_T[t] // block_size
+        offset = slots_T[t] - block * block_size
+        for h in range(num_heads):
+            e = h * head_dim
+            for d in range(half):
+                low, high = fused_TE[t, e + d], fused_TE[t, e + half + d]
+                query_THD[t, h, d] = low * cos_PD[p, d] - high * sin_PD[p, d]
+                query_THD[t, h, half + d] = high * cos_PD[p, d] + low * sin_PD[p, d]
+        for h in range(num_kv_heads):
+            e = (num_heads + h) * head_dim
+            for d in range(half):
+                low, high = fused_TE[t, e + d], fused_TE[t, e + half + d]
+                turned = low * cos_PD[p, d] - high * sin_PD[p, d]
+                fused_TE[t, e + d] = store(keys_NKBD, block, h, offset, d, turned)
+                turned = high * cos_PD[p, d] + low * sin_PD[p, d]
+                fused_TE[t, e + half + d] = store(keys_NKBD, block, h, offset, half + d, turned)
+            e = (num_heads + num_kv_heads + h) * head_dim
+            for d in range(head_dim):
+                fused_TE[t, e + d] = store(values_NKBD, block, h, offset, d, fused_TE[t, e + d])
+
+
+@nb.njit(**_OPTIONS)
+def gather(pool_NKBD, table_RM, row, out_KCD):
+    """The first C tokens of a table row, copied side by side (float32), for a prefill over what stands before."""
+    num_tokens, head_dim = out_KCD.shape[1], out_KCD.shape[2]
+    block_size = pool_NKBD.shape[2]
+    for h in range(out_KCD.shape[0]):
+        for entry in range((num_tokens + block_size - 1) // block_size):
+            block = table_RM[row, entry]
+            start = entry * block_size
+            for t in range(min(block_size, num_tokens - start)):
+                for d in range(head_dim):
+                    out_KCD[h, start + t, d] = load(pool_NKBD[block, h, t, d])
