@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from orchestrator.folder import SweepFolder, TrialRecord
+from trials.ledger import ACCOUNTS
 from trials.result import Effective, Percentiles, TrialResult
 from trials.units import SpecError
 
 Floats = NDArray[np.float64]
 
-ACCOUNTS = ("payload", "tail_slack", "reserved_ahead", "cached", "free", "reserve", "padding", "remainder")
 MAX_BINS = 600
 _TIMES = ("ttft_ms", "itl_ms", "tpot_ms", "e2el_ms")
 
@@ -115,10 +115,11 @@ def _stacked(records: Sequence[TrialRecord], name: str) -> pd.DataFrame:
 
 
 def deciding_rows(frame: pd.DataFrame, result: TrialResult) -> pd.DataFrame:
-    """The rows of the replay that decides, where the file holds several (column `replay`)."""
-    if "replay" not in frame.columns or result.decides is None:
-        return frame
-    return frame[frame["replay"] == result.decides]
+    """The rows of the replay that decides; a file holds all replays, told apart by `phase` and `load`."""
+    if result.decides is None:
+        return frame.iloc[:0]
+    decides = result.replays[result.decides]
+    return frame[(frame["phase"] == decides.phase) & (frame["load"] == decides.load)]
 
 
 def bin_ledger(frame: pd.DataFrame, effective: Effective, bins: int = 240) -> Binned | None:

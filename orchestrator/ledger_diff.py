@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 
@@ -12,7 +13,7 @@ class LedgerDifference(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     column: str
-    replay: int
+    replay: str  # phase and load
     step: int
     expected: str
     found: str
@@ -20,47 +21,50 @@ class LedgerDifference(BaseModel):
 
     @property
     def line(self) -> str:
-        """`tail_slack differs first at step 17 of replay 0: 3840 -> 4096 (12 rows differ)`"""
+        """`tail_slack differs first at step 17 of cold rate_scale=1: 3840 -> 4096 (12 rows differ)`"""
         more = f" ({self.rows} rows differ)" if self.rows > 1 else ""
-        where = f"step {self.step} of replay {self.replay}"
+        where = f"step {self.step} of {self.replay}"
         return f"{self.column} differs first at {where}: {self.expected} -> {self.found}{more}"
 
 
 def compare_ledgers(expected: Any, found: Any) -> tuple[LedgerDifference, ...]:
-    """Two Arrow tables column by column: for each expected column the first row that differs, earliest first.
+    """Two Arrow tables (phase, load, step, columns...) replay by replay: where each column first differs.
 
-    A missing row counts as a difference of the column `rows`; a missing column as one of all its rows.
+    A replay of another length differs in `rows`; a column or replay that is not there differs in all its rows.
     """
-    replays = (
-        expected["replay"].to_numpy() if "replay" in expected.column_names else np.zeros(len(expected), np.int64)
-    )
-    starts = {int(r): int(np.flatnonzero(replays == r)[0]) for r in np.unique(replays)}
-    common = min(len(expected), len(found))
-    out = []
-    for column in expected.column_names:
-        old = expected[column].to_numpy()
-        if column not in found.column_names:
-            out.append((0, column, "present", "absent", len(old)))
-            continue
-        new = found[column].to_numpy()
-        differs = np.flatnonzero(old[:common] != new[:common])
-        if len(differs):
-            at = int(differs[0])
-            out.append((at, column, str(old[at]), str(new[at]), len(differs)))
-    if len(expected) != len(found):
-        out.append((common, "rows", str(len(expected)), str(len(found)), abs(len(expected) - len(found))))
-    return tuple(
-        LedgerDifference(
-            column=column,
-            replay=_at(replays, at),
-            step=at - starts.get(_at(replays, at), 0),
-            expected=old_text,
-            found=new_text,
-            rows=count,
-        )
-        for at, column, old_text, new_text, count in sorted(out, key=lambda item: item[0])
-    )
+    out: list[LedgerDifference] = []
+    for phase, load in _replays(expected):
+        old, new = rows_of(expected, phase, load), rows_of(found, phase, load)
+        mine = [d for c in old.column_names if (d := _first(old, new, c, f"{phase} {load}")) is not None]
+        if len(old) != len(new):
+            steps = (str(len(old)), str(len(new)))
+            mine.append(
+                _difference("rows", f"{phase} {load}", min(len(old), len(new)), steps, abs(len(old) - len(new)))
+            )
+        out += sorted(mine, key=lambda d: d.step)
+    return tuple(out)
 
 
-def _at(replays: Any, index: int) -> int:
-    return int(replays[min(index, len(replays) - 1)]) if len(replays) else 0
+def rows_of(table: Any, phase: str, load: str) -> Any:
+    """The rows of one replay."""
+    return table.filter(pc.and_(pc.equal(table["phase"], phase), pc.equal(table["load"], load)))
+
+
+def _replays(table: Any) -> list[tuple[str, str]]:
+    return list(dict.fromkeys(zip(table["phase"].to_pylist(), table["load"].to_pylist(), strict=True)))
+
+
+def _first(old: Any, new: Any, column: str, replay: str) -> LedgerDifference | None:
+    if column not in new.column_names:
+        return _difference(column, replay, 0, ("present", "absent"), len(old))
+    common = min(len(old), len(new))
+    before, after = (t[column].to_numpy(zero_copy_only=False)[:common] for t in (old, new))
+    differs = np.flatnonzero(before != after)
+    if not len(differs):
+        return None
+    at = int(differs[0])
+    return _difference(column, replay, at, (str(before[at]), str(after[at])), len(differs))
+
+
+def _difference(column: str, replay: str, step: int, change: tuple[str, str], rows: int) -> LedgerDifference:
+    return LedgerDifference(column=column, replay=replay, step=step, expected=change[0], found=change[1], rows=rows)

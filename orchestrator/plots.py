@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.frames import ACCOUNTS, Binned
+from orchestrator.frames import Binned
+from trials.ledger import ACCOUNTS
 
 Role = Literal["chosen", "tied", "candidate", "control"]
 
@@ -54,6 +55,7 @@ class KneePoint:
     high: float | None
     feasible: bool
     role: Role
+    in_space: bool = True  # False: a control outside the searched space, off the line
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ def _draw_knee(figure: Any, points: Sequence[KneePoint], panel: Panel) -> None:
         return
     axes.set_xscale("log", base=2)
     _shade_feasible(axes, points)
-    searched = sorted((p for p in points if p.role != "control"), key=lambda p: p.block_size)
+    searched = sorted((p for p in points if p.in_space), key=lambda p: p.block_size)
     axes.plot(
         [p.block_size for p in searched], [p.middle for p in searched], color=_PALETTE["blue"], lw=1, alpha=0.6
     )
@@ -160,7 +162,7 @@ def _shade_feasible(axes: Any, points: Sequence[KneePoint]) -> None:
     """Bands of half a power of two around each block size at which a searched candidate is feasible."""
     label: str | None = "feasible"
     for p in points:
-        if p.feasible and p.role != "control":
+        if p.feasible and p.in_space:
             axes.axvspan(p.block_size / 2**0.5, p.block_size * 2**0.5, color=_PALETTE["green"], alpha=0.12, lw=0,
                          label=label, zorder=0)  # fmt: skip
             label = None

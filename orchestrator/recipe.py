@@ -7,7 +7,6 @@ account of every step, without times), each named with its digest. The winner is
 import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,15 +15,17 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator.folder import SweepFolder, TrialRecord, write_text
+from orchestrator.ledger_diff import rows_of
 from orchestrator.tolerance import ExpectedMetric, expected_metrics, latency_promise
 from search_spaces.outcome import Outcome, VerdictRow
+from trials.describe import describe
 from trials.fingerprint import environment, file_digest, trace_hash, trace_parts
 from trials.result import Accounts, Hashes, TrialResult
-from trials.spec import TrialSpec, read_yaml
+from trials.spec import Load, Measure, TrialSpec, read_yaml
 from trials.trace import Trace, load_trace, write_whole
 from trials.units import SpecError
 
-LOCK_COLUMNS = ("row", "met_step", "cancel_step")
+LOCK_COLUMNS = ("phase", "load", "row", "met_step", "cancel_step")
 _CARRIED = ("calibration", "speed_probe", "probe_s", "notes")  # notes that a trial or sweep left on its machine
 
 
@@ -103,12 +104,31 @@ class Recipe(_Model):
     calibration: dict[str, Any]
 
     def resolved_spec(self, folder: Path) -> TrialSpec:
-        """The spec with absolute locators that exist on this machine. SpecError where one cannot be found."""
+        """The whole spec with absolute locators that exist here. SpecError where one cannot be found."""
         trace = self.spec.trace.model_copy(update={"path": str(self.trace.find(folder))})
         engine = self.spec.engine
         if self.table is not None:
             engine = engine.model_copy(update={"step_time": f"table:{self.table.find(folder)}"})
         return self.spec.model_copy(update={"trace": trace, "engine": engine})
+
+    def pinned_spec(self, folder: Path) -> TrialSpec:
+        """As `resolved_spec`; a search for the largest load is replaced by the load that it came to.
+
+        What is reproduced is the replay that decided, not the path of the search to it.
+        """
+        spec = self.resolved_spec(folder)
+        ladder = spec.measure.ladder
+        if ladder is None:
+            return spec
+        (decided,) = self.ledger
+        value = float(decided.load.partition("=")[2])
+        exact = [_load(ladder.over, v) for v in (ladder.low, ladder.high, value)]
+        load = next((x for x in exact if x.label == decided.load), exact[-1])
+        return spec.model_copy(update={"measure": Measure(load=load), "phases": (decided.phase,)})
+
+
+def _load(kind: str, value: float) -> Load:
+    return Load.model_validate({kind: round(value) if kind == "concurrency" else value})
 
 
 def load_recipe(path: Path | str) -> Recipe:
@@ -152,7 +172,7 @@ def _recipe(sweep: SweepFolder, outcome: Outcome, winner: TrialRecord, repeats: 
     trace = load_trace(Path(winner.spec.trace.path))
     if trace_hash(trace) != result.hashes.trace:
         raise SpecError(f"{winner.spec.trace.path}: changed since trial {winner.number} ran; restore it")
-    schedule, ledger_rows = _write_beside(sweep, winner)
+    schedule, ledger_rows = _write_beside(sweep, winner, result)
     settings = read_yaml(sweep.sweep_yaml) if sweep.sweep_yaml.is_file() else {}
     spec, where, table = _relative(winner.spec, sweep.path)
     return Recipe(
@@ -166,7 +186,7 @@ def _recipe(sweep: SweepFolder, outcome: Outcome, winner: TrialRecord, repeats: 
         hashes=result.hashes,
         trace_parts=trace_parts(trace),
         engine_identity=_mapping(winner.info.get("engine_identity")),
-        ledger=_expected_replays(result),
+        ledger=_expected_replays(result, whole=winner.spec.measure.ladder is None),
         latency=latency_promise(metrics, result.evidence),
         metrics=metrics,
         workload=_shape(trace),
@@ -186,7 +206,9 @@ def _chosen(outcome: Outcome) -> Chosen:
     )  # fmt: skip
 
 
-def _expected_replays(result: TrialResult) -> tuple[ExpectedReplay, ...]:
+def _expected_replays(result: TrialResult, whole: bool) -> tuple[ExpectedReplay, ...]:
+    """All replays, or the deciding one where a search for the load made the others."""
+    replays = result.replays if whole or result.decides is None else (result.replays[result.decides],)
     return tuple(
         ExpectedReplay(
             phase=r.phase,
@@ -198,7 +220,7 @@ def _expected_replays(result: TrialResult) -> tuple[ExpectedReplay, ...]:
             peak=r.ledger.peak,
             peak_step=r.ledger.peak_step,
         )
-        for r in result.replays
+        for r in replays
     )
 
 
@@ -220,17 +242,18 @@ def _locator(path: Path, folder: Path) -> Locator:
     return Locator(relative=os.path.relpath(path.resolve(), folder.resolve()), absolute=str(path.resolve()))
 
 
-def _write_beside(sweep: SweepFolder, winner: TrialRecord) -> tuple[Beside, Beside]:
+def _write_beside(sweep: SweepFolder, winner: TrialRecord, result: TrialResult) -> tuple[Beside, Beside]:
     """The step lock and the ledger without times, from the files that the winning trial left."""
     assert winner.folder is not None
     requests = read_table(winner.folder / "requests.parquet")
     missing = [c for c in LOCK_COLUMNS if c not in requests.column_names]
     if missing:
         raise SpecError(f"{winner.folder / 'requests.parquet'}: columns missing: {', '.join(missing)}")
-    keep = [c for c in requests.column_names if c in ("replay", "phase", *LOCK_COLUMNS)]
     ledger = read_table(winner.folder / "ledger.parquet")
     stem = sweep.recipe_yaml.stem
-    lock = _beside(sweep.path / f"{stem}.lock.parquet", requests.select(keep))
+    lock = _beside(sweep.path / f"{stem}.lock.parquet", requests.select(LOCK_COLUMNS))
+    if winner.spec.measure.ladder is not None and result.decides is not None:
+        ledger = rows_of(ledger, result.replays[result.decides].phase, result.replays[result.decides].load)
     return lock, _beside(sweep.path / f"{stem}.ledger.parquet", ledger.select(account_columns(ledger)))
 
 
@@ -263,17 +286,10 @@ def _calibration(settings: Mapping[str, Any], info: Mapping[str, Any]) -> dict[s
 
 
 def _shape(trace: Trace) -> dict[str, Any]:
-    from trials.describe import describe
-
-    return _mapping(describe(trace))
+    return describe(trace).model_dump(mode="json")
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """A mapping, model or dataclass as plain data; {} for anything else."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
     return dict(value) if isinstance(value, Mapping) else {}
 
 

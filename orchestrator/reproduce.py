@@ -24,9 +24,10 @@ from trials.spec import TrialSpec
 from trials.trace import load_trace
 from trials.units import SpecError
 
-Run = Callable[
-    [TrialSpec, Path, Path | None], str
-]  # (spec, out, step lock or None) -> why it gave no answer, or ""
+# (spec, out, step lock or None) -> why it gave no answer, or ""
+Run = Callable[[TrialSpec, Path, Path | None], str]
+# the launcher puts SPEC and OUT last, the worker wants its lock behind them
+_LOCKED = "import sys; from trials.worker import main; sys.exit(main([*sys.argv[2:], '--lock', sys.argv[1]]))"
 _COLUMN_WORDS = {"arrival_ns": "row timestamps", "num_prompt_tokens": "prompt lengths",
                  "num_output_tokens": "answer lengths", "prefix_ids": "prefix ids"}  # fmt: skip
 _SHORT = 12
@@ -57,8 +58,8 @@ def reproduce(recipe: Path, out: Path | None, run: Run | None = None) -> Reprodu
     wanted = load_recipe(recipe)
     base = recipe.resolve().parent
     lock, rows = _verified(wanted, base)
-    spec = wanted.resolved_spec(base)
-    parts = _moved_content(wanted, spec)
+    parts = _moved_content(wanted, wanted.resolved_spec(base))
+    spec = wanted.pinned_spec(base)
     with _place(out) as place:
         locked, why_locked = _attempt(spec, place / "locked", lock, run or run_worker)
         clocked, why_clocked = _attempt(spec, place / "clocked", None, run or run_worker)
@@ -89,7 +90,7 @@ def run_worker(spec: TrialSpec, out: Path, lock: Path | None) -> str:
     from orchestrator.launch import WORKER, Launch, launch
     from orchestrator.package import install, pack
 
-    worker = WORKER if lock is None else (*WORKER, "--lock", str(lock))
+    worker = WORKER if lock is None else ("-P", "-c", _LOCKED, str(lock))
     ended = launch(spec, out, Launch(install(pack()), worker=worker))
     tail = f"; its last words:\n{ended.log_tail}" if ended.reason and ended.log_tail else ""
     return ended.reason + tail

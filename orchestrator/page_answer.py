@@ -1,0 +1,125 @@
+"""The report's answer: sentence, evidence and interval, the knee, the verdicts. The words are knee.json's."""
+
+from orchestrator import plots
+from orchestrator.markup import Cell, Value, badge, figures, folded, items, number, paragraph, table, text
+from orchestrator.shown import Quantity, Sweep, knee_points, quantities
+from search_spaces.outcome import CandidateOutcome, Interval, Outcome
+
+
+def answer(sweep: Sweep) -> str:
+    done = sum(r.state != "running" for r in sweep.records)
+    if sweep.outcome is None:
+        best = f"So far {done} of {_asked(sweep)} trials ended; nothing is chosen until the sweep is."
+        words = [f'<p class="sentence">{text(best)}</p>', _evidence_badges(sweep)]
+        return f'<div class="answer">{"".join(words)}</div>'
+    outcome = sweep.outcome
+    words = [
+        f'<p class="sentence">{text(outcome.sentence)}</p>',
+        _evidence_badges(sweep) + badge(f"outcome: {outcome.kind}", "kind-of-outcome"),
+        *(paragraph(line) for line in _intervals(outcome)),
+        paragraph(f"Binding: {outcome.binding}.") if outcome.binding else "",
+        paragraph("Cold and steady phase name different winners: inspect.") if not outcome.phases_agree else "",
+        items(outcome.notes),
+    ]
+    return f'<div class="answer">{"".join(words)}</div>'
+
+
+def _asked(sweep: Sweep) -> str:
+    trials = sweep.settings.get("trials")
+    return str(trials) if isinstance(trials, int) else f"{len(sweep.records)} begun"
+
+
+def _evidence_badges(sweep: Sweep) -> str:
+    words = sweep.evidence
+    css = "modelled" if "modelled" in words else "measured" if "measured" in words else ""
+    return badge(words, css)
+
+
+def _intervals(outcome: Outcome) -> list[str]:
+    """The winner's value with its range, and how far the default lies behind the best with its interval."""
+    if outcome.winner is None:
+        return [_nearest_miss(outcome)]
+    won = outcome.candidate(outcome.winner)
+    lines = [f"{won.label}: {outcome.objective} {_range(won)}."]
+    lines += [
+        f"The default, {c.label}, is behind the best by {_interval(c.behind_best)}."
+        for c in outcome.candidates
+        if c.is_default and c.label != won.label and c.behind_best is not None
+    ]
+    if won.behind_best is not None and won.behind_best.mean > 0:
+        lines.append(f"It is behind the best mean by {_interval(won.behind_best)}, which is within the tie.")
+    if outcome.tied:
+        lines.append(f"Tied: {', '.join(outcome.tied)}. {outcome.noise}")
+    if outcome.smallest_effect is not None:
+        lines.append(f"The smallest difference that this sweep could have seen is {outcome.smallest_effect:.1%}.")
+    return lines
+
+
+def _nearest_miss(outcome: Outcome) -> str:
+    miss = outcome.nearest_miss
+    if miss is None:
+        return "No candidate came near the SLO."
+    seen = "without bound" if miss.observed is None else number(miss.observed)
+    return f"Nearest miss: {miss.label}, {miss.clause}: {seen} against a limit of {number(miss.limit)}."
+
+
+def _range(c: CandidateOutcome) -> str:
+    finite = [v for v in c.values if v is not None]
+    if c.value is None or not finite:
+        return "not known"
+    many = f" (mean of {len(finite)} repeats, {number(min(finite))} to {number(max(finite))})"
+    return number(c.value) + (many if len(finite) > 1 else " (one repeat: no interval)")
+
+
+def _interval(i: Interval) -> str:
+    return f"{number(i.mean)} [{number(i.low)} to {number(i.high)}]"
+
+
+def knee(sweep: Sweep) -> str:
+    found = quantities(str(_slo(sweep)), sweep.short_evidence)
+    points = [knee_points(sweep.shown, q) for q in found]
+    drawn = [
+        (plots.knee_svg(p, q.panel, f"knee{i}"), _knee_caption(q))
+        for i, (q, p) in enumerate(zip(found, points, strict=True))
+    ]
+    head = ["candidate", "block size", "role", "feasible"]
+    for q in found:
+        head += [f"{q.panel.name}, {q.panel.unit} ({q.panel.evidence})", "lowest", "highest"]
+    rows: list[list[Value]] = []
+    for i, s in enumerate(sweep.shown):
+        row: list[Value] = [s.label, s.block_size, s.role, s.feasible]
+        for p in points:
+            row += [p[i].middle, p[i].low, p[i].high]
+        rows.append(row)
+    marks = [s.role == "chosen" for s in sweep.shown]
+    note = (
+        "Means over repeats, bars from the lowest to the highest. Filled: feasible; hollow: not. "
+        "A line joins what was searched."
+    )
+    return (
+        figures(drawn) + paragraph(note, "note") + folded("Data", table("The knee in numbers", head, rows, marks))
+    )
+
+
+def _slo(sweep: Sweep) -> str:
+    slo = sweep.settings.get("slo")
+    if isinstance(slo, str):
+        return slo
+    return sweep.records[0].spec.slo if sweep.records else "ttft:p99<1s"
+
+
+def _knee_caption(q: Quantity) -> str:
+    if q.panel.limit is None:
+        return f"{q.panel.name}, {q.panel.unit}, {q.panel.evidence}."
+    return f"{q.panel.name}, {q.panel.evidence}; the SLO allows {q.panel.limit:g} ms."
+
+
+def verdicts(sweep: Sweep) -> str:
+    if sweep.outcome is None:
+        return ""
+    rows: list[list[Value]] = [
+        [v.option + (" (control)" if v.control else ""), Cell(v.signal, "text"), Cell(v.verdict, v.verdict),
+         Cell(v.reason, "text")]
+        for v in sweep.outcome.verdicts
+    ]  # fmt: skip
+    return table("Ship, inspect or reject", ["option", "observed signal", "verdict", "why"], rows)

@@ -1,0 +1,117 @@
+"""The report's grounds: every candidate in numbers, what decided the result by hash, and how to run it again."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+
+import yaml
+
+from orchestrator.folder import TrialRecord
+from orchestrator.markup import Cell, Value, folded, listing, paragraph, table
+from orchestrator.shown import Sweep
+from trials.fingerprint import environment
+from trials.result import TrialResult
+
+_METRICS: list[tuple[str, Callable[[TrialResult], float | None]]] = [
+    ("output tokens/s", lambda r: r.metrics.output_throughput),
+    ("attained, %", lambda r: 100 * r.counts.qualified / r.counts.offered if r.counts.offered else None),
+    ("preemptions", lambda r: r.metrics.num_preemptions),
+    ("prefix hits, %", lambda r: 100 * r.metrics.prefix_hit_rate),
+    ("useful share of the pool, %", lambda r: 100 * r.ledger.useful_pool_ratio),
+    ("slots per live token", lambda r: r.ledger.slots_per_live_token),
+    ("wasted byte-seconds", lambda r: r.metrics.waste_byte_seconds.get("total")),
+    ("residual bytes", lambda r: r.ledger.residual_bytes),
+]
+
+
+def candidates(sweep: Sweep) -> str:
+    head = ["candidate", "evidence", "repeats", *(name for name, _ in _METRICS), "why not feasible"]
+    rows: list[list[Value]] = []
+    for s in sweep.shown:
+        results = s.results
+        means: list[Value] = [_mean([read(r) for r in results]) for _, read in _METRICS]
+        rows.append([s.label, s.evidence, len(results), *means, Cell("; ".join(s.why_not), "text")])
+    marks = [s.role == "chosen" for s in sweep.shown]
+    each = table("Every trial", ["trial", "candidate", "repeat", "state", "attempts", "reused from", "reason"],
+                 [_trial_row(sweep, r) for r in sweep.records])  # fmt: skip
+    return table("Means over repeats", head, rows, marks) + folded("Every trial", each)
+
+
+def _trial_row(sweep: Sweep, r: TrialRecord) -> list[Value]:
+    label = next((s.label for s in sweep.shown if any(x.number == r.number for x in s.records)), "")
+    reused: Value = r.card.reused_from if r.card.reused_from is not None else ""
+    return [
+        str(r.number),
+        label,
+        str(r.repeat),
+        r.state,
+        str(len(r.attempts)),
+        str(reused),
+        Cell(r.card.reason, "text"),
+    ]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    finite = [v for v in values if v is not None]
+    return sum(finite) / len(finite) if finite and len(finite) == len(values) else None
+
+
+def identity(sweep: Sweep) -> str:
+    """The three hashes of the chosen trial, or of every trial where none is chosen, and the engine's parts."""
+    shown = sweep.chosen.records if sweep.chosen is not None else tuple(sweep.records)
+    rows: list[list[Value]] = [
+        [str(r.number), r.result.hashes.spec, r.result.hashes.trace, r.result.hashes.engine]
+        for r in shown
+        if r.result is not None
+    ]
+    out = table("Hashes (sha256)", ["trial", "spec", "trace", "engine"], rows)
+    parts = next(
+        (r.info["engine_identity"] for r in shown if isinstance(r.info.get("engine_identity"), Mapping)), None
+    )
+    if parts is not None:
+        listed: list[list[Value]] = [[name, value] for name, value in _leaves(parts)]
+        out += folded("What the engine hash covers", table("Engine identity", ["part", "value"], listed))
+    return out
+
+
+def _leaves(value: object, prefix: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        return [leaf for k, v in value.items() for leaf in _leaves(v, f"{prefix}.{k}" if prefix else str(k))]
+    return [(prefix, str(value))]
+
+
+def surroundings(sweep: Sweep) -> str:
+    """The environment of the trials where they recorded it, else of this report; and the resolved sweep."""
+    shown = sweep.chosen.records if sweep.chosen is not None else tuple(sweep.records)
+    recorded = next((r.info["environment"] for r in shown if isinstance(r.info.get("environment"), Mapping)), None)
+    found = environment() if recorded is None else recorded
+    caption = "Environment of the report" if recorded is None else "Environment of the trials"
+    note = "Printed and compared, never a failure by itself."
+    rows: list[list[Value]] = [[name, value] for name, value in _leaves(found)]
+    settings = yaml.safe_dump(sweep.settings, sort_keys=False, allow_unicode=True)
+    return (
+        table(caption, ["name", "value"], rows) + paragraph(note, "note") + folded("The sweep", listing(settings))
+    )
+
+
+def again(sweep: Sweep) -> str:
+    """Commands that can be pasted: reproduce the recipe, one trial alone, the whole sweep."""
+    folder = shlex.quote(str(sweep.folder.path))
+    lines = [f"cd {folder}"]
+    parts = []
+    if sweep.recipe is not None:
+        lines.append(f"kvknee reproduce {shlex.quote(sweep.folder.recipe_yaml.name)}")
+        expected: list[list[Value]] = [
+            [m.name, m.value, "–" if m.tolerance is None else f"{m.tolerance:.1%}", Cell(m.note, "text")]
+            for m in sweep.recipe.metrics
+        ]
+        head = ["metric", f"expected ({sweep.recipe.evidence})", "tolerance", "note"]
+        parts = [
+            paragraph(f"Promised: {sweep.recipe.latency}."),
+            table("Expected of a reproduction", head, expected),
+        ]
+    trial = next((r for s in (sweep.chosen,) if s is not None for r in s.records if r.folder is not None), None)
+    if trial is not None and trial.folder is not None:
+        spec = trial.folder.relative_to(sweep.folder.path) / "spec.json"
+        lines.append(f"kvknee trial {shlex.quote(str(spec))} -o {shlex.quote(f'trial-{trial.number}-again')}")
+    lines.append(f"kvknee run {shlex.quote(sweep.folder.sweep_yaml.name)} -o ../again")
+    return listing("\n".join(lines)) + "".join(parts)
