@@ -32,7 +32,7 @@ class Asked:
     point: Point
 
 
-class _SpaceTPE(optuna.samplers.TPESampler):
+class _SpaceTPE(optuna.samplers.TPESampler):  # type: ignore[misc]
     """TPE over the whole space from the first ask on: controls have no parameters, and would empty the
     intersection from which TPE otherwise infers what to sample jointly."""
 
@@ -65,7 +65,8 @@ class SweepStudy:
         self._enqueue_plan()
 
     def _trials(self, *states: TrialState) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False, states=states or None)
+        trials: list[FrozenTrial] = self._study.get_trials(deepcopy=False, states=states or None)
+        return trials
 
     def _enqueue_plan(self) -> None:
         """Put in whatever of controls and grid is not yet there; a plan cut short by a kill is completed."""
@@ -105,7 +106,7 @@ class SweepStudy:
         return Asked(trial.number, self._point(trial.number, control, trial.params))
 
     def _extend(self) -> bool:
-        """Whether the budget allows one more searched trial; enqueues it where it is not the sampler's to choose."""
+        """Whether the budget allows one more searched trial; enqueues what is not the sampler's to choose."""
         if self._sweep.config.sampler == "exhaustive":
             return False
         asked = [t for t in self._trials() if _CONTROL not in t.user_attrs]
@@ -143,7 +144,7 @@ class SweepStudy:
         return _SpaceTPE(self._distributions, seed)
 
     def tell(self, number: int, score: Score) -> None:
-        """Value and constraints of a finished trial; without a value it is a FAIL. Telling twice changes nothing."""
+        """Value and constraints of a finished trial; without a value it is a FAIL. A second telling is void."""
         trial = self._handles.pop(number, None)
         if trial is None:
             return

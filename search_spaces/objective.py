@@ -46,11 +46,11 @@ class Score:
 def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") -> Score:
     """Judge one trial. `result` None: it was lost; `lost` says why."""
     if result is None:
-        return Score(None, (), (), (f"no result: {lost or 'lost'}",))
+        return Score(None, (), (), (f"no result: {brief(lost) or 'lost'}",))
     if result.status == "failed":
-        return Score(None, (), (), (f"failed: {result.reason}",))
+        return Score(None, (), (), (f"failed: {brief(result.reason)}",))
     if result.status == "refused":
-        return Score(0.0, (("refused", 1.0),), (), (f"refused: {result.reason}",))
+        return Score(0.0, (("refused", 1.0),), (), (f"refused: {brief(result.reason)}",))
     value = OBJECTIVES[objective](result.metrics)
     if not math.isfinite(value):
         return Score(None, (), (), (f"{objective} is not a number",))
@@ -73,6 +73,12 @@ def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") 
               for r in _by_phase(result, decides)),
         tuple((r.load, _waste(r)) for r in result.replays if r.phase == decides.phase and _counts(r)),
     )  # fmt: skip
+
+
+def brief(reason: str) -> str:
+    """First and last line of a long reason: what was said, and where a traceback ends."""
+    lines = [line.strip() for line in reason.strip().splitlines() if line.strip()]
+    return " ... ".join(line[:200] for line in (lines if len(lines) < 3 else [lines[0], lines[-1]]))
 
 
 def _deciding(result: TrialResult) -> ReplayResult | None:

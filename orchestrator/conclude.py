@@ -1,0 +1,149 @@
+"""From what stands in a sweep's folder to its outcome: summary.csv, knee.json, recipe and report.
+
+Reads result files alone, so it can be run again at any time and comes to the same.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.config import Sweep
+from orchestrator.folder import SweepFolder, TrialRecord, write_text
+from search_spaces.knee import Measured, Rules, decide
+from search_spaces.objective import Score, score
+from search_spaces.outcome import Outcome
+from search_spaces.verdicts import describe
+from trials.result import TrialResult
+from trials.slo import Slo, parse_slo
+
+SUMMARY_COLUMNS = (
+    "number", "control", "label", "block_size", "repeat", "status", "eligible", "feasible", "value",
+    "ttft_p99_ms", "itl_p99_ms", "tpot_p99_ms", "e2el_p99_ms", "offered", "completed", "qualified",
+    "output_throughput", "waste_byte_seconds", "useful_pool_ratio", "num_preemptions", "evidence",
+    "spec_hash", "trace_hash", "engine_hash", "attempts", "reused_from", "reason",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    outcome: Outcome
+    unbalanced: tuple[int, ...]  # trials with a ledger that does not add up
+    recipe: Path | None = None
+    report: Path | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """5 where a ledger does not balance, 3 where nothing is feasible, else 0."""
+        return 5 if self.unbalanced else 3 if self.outcome.kind == "infeasible" else 0
+
+
+def judged(record: TrialRecord, sweep: Sweep, slo: Slo) -> Score:
+    """A finished trial as the optimiser is told of it."""
+    return score(record.result, slo, sweep.config.objective, record.card.reason)
+
+
+def outcome_of(records: Sequence[TrialRecord], sweep: Sweep) -> Outcome:
+    """Pure: what these finished trials come to."""
+    slo = parse_slo(sweep.config.slo)
+    done = [r for r in records if r.state != "running"]
+    measured = [_measured(r, judged(r, sweep, slo)) for r in done]
+    rules = Rules(sweep.config.objective, sweep.config.min_gain, sweep.config.repeats, sweep.config.seed)
+    notes = [*sweep.notes, *_build_notes(done), *(n for r in done for n in r.card.notes)]
+    left = sum(r.state == "running" for r in records)
+    if left:
+        notes.append(f"{left} trials are not finished")
+    return describe(decide(measured, sweep.space, rules), sweep.space, rules, tuple(dict.fromkeys(notes)))
+
+
+def _measured(record: TrialRecord, judged: Score) -> Measured:
+    effective = record.result.effective if record.result else None
+    return Measured(
+        number=record.number,
+        repeat=record.repeat,
+        policy=record.spec.policy,
+        score=judged,
+        control=record.control,
+        block_size=effective.block_size if effective else 0,
+        evidence=record.result.evidence if record.result else "",
+    )
+
+
+def _build_notes(records: Sequence[TrialRecord]) -> list[str]:
+    builds = {r.card.build for r in records if r.card.reused_from is None}
+    if len(builds) < 2:
+        return []
+    return [f"trials of {len(builds)} builds of the engine stand in this folder: compare with care, or start anew"]
+
+
+def unbalanced(records: Sequence[TrialRecord]) -> tuple[int, ...]:
+    return tuple(r.number for r in records if r.result and any(x.ledger.unbalanced_rows for x in r.result.replays))
+
+
+def conclude(folder: SweepFolder, sweep: Sweep) -> Conclusion:
+    """Write summary.csv and knee.json, then recipe.yaml and report.html from them."""
+    records = folder.load_trials()
+    outcome = outcome_of(records, sweep)
+    write_text(folder.summary_csv, summary(records, sweep))
+    write_text(folder.knee_json, outcome.model_dump_json(indent=1) + "\n")
+    return Conclusion(outcome, unbalanced(records))
+
+
+def publish(folder: SweepFolder, sweep: Sweep) -> Conclusion:
+    """`conclude`, and the recipe and the report that are made of it."""
+    from orchestrator.page import write_report
+    from orchestrator.recipe import write_recipe
+
+    found = conclude(folder, sweep)
+    recipe = write_recipe(folder.path)
+    return Conclusion(found.outcome, found.unbalanced, recipe, write_report(folder.path))
+
+
+def summary(records: Sequence[TrialRecord], sweep: Sweep) -> str:
+    """One line a trial, SUMMARY_COLUMNS; empty where there is nothing to say."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, SUMMARY_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    slo = parse_slo(sweep.config.slo)
+    for record in records:
+        writer.writerow(_row(record, judged(record, sweep, slo), sweep))
+    return out.getvalue()
+
+
+def _row(record: TrialRecord, judged: Score, sweep: Sweep) -> dict[str, object]:
+    row: dict[str, object] = {
+        "number": record.number,
+        "control": record.control or "",
+        "label": record.control or sweep.space.label(record.spec.policy),
+        "block_size": record.spec.policy.block_size,
+        "repeat": record.repeat,
+        "status": record.state,
+        "feasible": judged.feasible,
+        "value": "" if judged.value is None else judged.value,
+        "spec_hash": record.card.spec_hash,
+        "attempts": len(record.attempts),
+        "reused_from": "" if record.card.reused_from is None else record.card.reused_from,
+        "reason": " ".join("; ".join(judged.reasons).split()),
+    }
+    return row | (_measures(record.result) if record.result else {})
+
+
+def _measures(result: TrialResult) -> dict[str, object]:
+    m, counts = result.metrics, result.counts
+    row: dict[str, object] = {
+        f"{name}_p99_ms": getattr(m, f"{name}_ms").p99 for name in ("ttft", "itl", "tpot", "e2el")
+    }
+    row |= {name: getattr(counts, name) for name in ("offered", "completed", "qualified")}
+    if result.effective:
+        row["block_size"] = result.effective.block_size
+    return row | {
+        "eligible": result.eligible,
+        "output_throughput": m.output_throughput,
+        "waste_byte_seconds": m.waste_byte_seconds.get("total"),
+        "useful_pool_ratio": result.ledger.useful_pool_ratio,
+        "num_preemptions": m.num_preemptions,
+        "evidence": result.evidence,
+        "trace_hash": result.hashes.trace,
+        "engine_hash": result.hashes.engine,
+    }
