@@ -6,7 +6,7 @@ and the notes say so. Without arrivals every row arrives at 0, which suits a clo
 """
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trials.formats.rows import Row, Source, collect, json_object, whole
@@ -26,12 +26,7 @@ def read(paths: Sequence[Path]) -> Trace:
 
 def _rows(source: Source) -> Iterator[Row]:
     for line, found in _records(source):
-        prompt, output, arrival = (_pick(source, line, what, found) for what in _NAMES)
-        if prompt is None or output is None:
-            wanted = " or ".join(_NAMES["prompt" if prompt is None else "output"])
-            raise source.bad(
-                line, f"{wanted} is needed; found {', '.join(k[:40] for k in list(found)[:8]) or 'nothing'}"
-            )
+        prompt, output, arrival = _columns(source, line, found)
         yield Row(
             line,
             whole(source, line, arrival, found[arrival]) if arrival is not None else None,
@@ -40,7 +35,17 @@ def _rows(source: Source) -> Iterator[Row]:
         )
 
 
-def _pick(source: Source, line: int, what: str, found: Mapping[str, object]) -> str | None:
+def _columns(source: Source, line: int, names: Collection[str]) -> tuple[str, str, str | None]:
+    """Which of the names hold prompt, output and arrival (None where there is no arrival)."""
+    prompt, output, arrival = (_pick(source, line, what, names) for what in _NAMES)
+    if prompt is None or output is None:
+        wanted = " or ".join(_NAMES["prompt" if prompt is None else "output"])
+        there = ", ".join(name[:40] for name in list(names)[:8]) or "nothing"
+        raise source.bad(line, f"{wanted} is needed; found {there}")
+    return prompt, output, arrival
+
+
+def _pick(source: Source, line: int, what: str, found: Collection[str]) -> str | None:
     """The column that holds `what`, or None; two are one too many."""
     names = [name for name in _NAMES[what] if name in found]
     if len(names) > 1:
@@ -70,6 +75,7 @@ def _csv_records(source: Source) -> Iterator[tuple[int, Mapping[str, object]]]:
         header = [name.strip() for name in next(table)]
         if len(set(header)) != len(header):
             raise source.bad(1, "a column name stands twice in the header")
+        _columns(source, 1, header)
         for cells in table:
             line = table.line_num
             if len(cells) != len(header):

@@ -151,8 +151,9 @@ def collect(paths: Sequence[Path], rows_of: Callable[[Source], Iterator[Row]], m
         failed = [row.line for row in rows_of(source) if not kept.add(source, row)]
         sources.append(f"{path.name} sha256:{source.sha256}")
         if failed:
-            notes.append(f"{path.name}: {len(failed)} rows with 0 output tokens left out as recorded failures, "
-                         f"lines {ranges(failed)}")  # fmt: skip
+            s = "s" if len(failed) > 1 else ""
+            notes.append(f"{path.name}: {len(failed)} row{s} with 0 output tokens left out, as recorded failures: "
+                         f"line{s} {ranges(failed)}")  # fmt: skip
         if source.unread:
             notes.append(f"{path.name}: not read: {', '.join(name[:40] for name in list(source.unread)[:20])}")
     if not kept.prompts:
