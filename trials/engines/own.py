@@ -23,6 +23,15 @@ from trials.scheduler import Scheduler
 from trials.spec import PoolPolicy
 
 
+def effective_knobs(policy: PoolPolicy, geometry: PoolGeometry) -> tuple[tuple[str, str], ...]:
+    """Every knob as this engine applies it: our own engines apply what they are asked, or refuse."""
+    knobs = {name: str(value) for name, value in policy.model_dump(mode="json").items()}
+    knobs["block_size"] = str(geometry.block_size)
+    if policy.layout == "contiguous":
+        knobs["prefix_caching"] = "False"
+    return tuple(sorted(knobs.items()))
+
+
 class PagedEngine:
     """One KV group, one rank. `facts` and `start_up` are given by who built it and verified against the pool."""
 

@@ -1,0 +1,132 @@
+"""The replays of one trial on one open engine: each phase at a load, or a search for the largest load that holds.
+
+Between replays the engine is drained and proven empty, so their order changes nothing.
+"""
+
+import gc
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from trials.engine import Engine
+from trials.load import offer
+from trials.metrics import measure
+from trials.recording import Ints, Replay
+from trials.replay import replay
+from trials.result import ReplayResult
+from trials.slo import Slo, parse_slo
+from trials.spec import Ladder, Load, TrialSpec
+from trials.trace import Trace
+
+Say = Callable[[str], None]
+Locks = dict[tuple[str, str], Ints]  # (phase, load) -> met_step, in arrival order
+
+
+@dataclass(slots=True)
+class Measured:
+    """One replay and what it came to."""
+
+    replay: Replay
+    result: ReplayResult
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All replays of a trial in the order they ran; `decides` is the index of the one that counts."""
+
+    replays: list[Measured]
+    decides: int
+    capacity_load: float | None = None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection inside a measured window: its pauses are not the engine's."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+class Replays:
+    """Runs and measures replays of one spec on one engine."""
+
+    def __init__(self, engine: Engine, trace: Trace, spec: TrialSpec, say: Say, locks: Locks | None = None) -> None:
+        self._engine, self._trace, self._spec, self._say = engine, trace, spec, say
+        self._locks = locks or {}
+        self._slo: Slo = parse_slo(spec.slo)
+        self.done: list[Measured] = []
+
+    def at(self, load: Load, phase: str) -> Measured:
+        """One replay, measured; a modelled one that offers the same as an earlier one is that one."""
+        asked = offer(self._trace, self._spec.trace, load, phase)
+        if (lock := self._locks.get((phase, load.label))) is not None:
+            asked = asked.locked(lock)
+        elif self._engine.facts.clock == "virtual" and not asked.num_warmup:
+            for past in self.done:
+                if past.replay.load == load.label and not past.replay.steps["start_ns"][0]:
+                    again = replace(past.replay, phase=phase)
+                    return self._keep(again, past.result.model_copy(update={"phase": phase}))
+        self._say(
+            f"{phase} {load.label}: {len(asked.rows)} requests, {asked.window_ns[1] / 1e9:.1f} s of engine time"
+        )
+        with _no_collection():
+            recorded = replay(self._engine, self._trace, asked, self._spec.seed)
+        return self._keep(recorded, measure(recorded, self._engine.facts, self._slo))
+
+    def _keep(self, recorded: Replay, result: ReplayResult) -> Measured:
+        self.done.append(Measured(recorded, result))
+        return self.done[-1]
+
+    def passes(self, load: Load, phase: str) -> bool:
+        """Whether the load holds: SLO and attainment, and a backlog that does not grow."""
+        result = self.at(load, phase).result
+        holds = result.holds and not result.metrics.backlog_grew
+        self._say(f"{phase} {load.label}: {'holds' if holds else 'does not hold'} ({result.binding} binds)")
+        return holds
+
+
+def run(engine: Engine, trace: Trace, spec: TrialSpec, say: Say, locks: Locks | None = None) -> Outcome:
+    """All replays that the spec asks for."""
+    replays = Replays(engine, trace, spec, say, locks)
+    if spec.measure.load is not None:
+        for phase in spec.phases:
+            replays.at(spec.measure.load, phase)
+        decides = spec.phases.index("steady") if "steady" in spec.phases else len(spec.phases) - 1
+        return Outcome(replays.done, decides)
+    assert spec.measure.ladder is not None
+    return _climb(replays, spec.measure.ladder, "steady" if "steady" in spec.phases else "cold")
+
+
+def _climb(replays: Replays, ladder: Ladder, phase: str) -> Outcome:
+    """Bisection on a log scale between a load that holds and one that does not.
+
+    Not assumed monotone: what is returned was measured to hold, and its neighbour beyond was measured not to
+    (or is the end of the ladder).
+    """
+
+    def load(value: float) -> Load:
+        if ladder.over == "concurrency":
+            return Load(concurrency=max(1, round(value)))
+        return Load.model_validate({ladder.over: float(f"{value:.6g}")})
+
+    if not replays.passes(load(ladder.low), phase):
+        return Outcome(replays.done, 0)
+    best, at = load(ladder.low), 0
+    if replays.passes(load(ladder.high), phase):
+        return Outcome(replays.done, 1, load(ladder.high).value)
+    low, high = ladder.low, ladder.high
+    while high / low > 1 + ladder.within and load(low).label != load(high).label:
+        middle = load(math.sqrt(low * high))
+        if middle.label in (load(low).label, load(high).label):
+            break
+        if replays.passes(middle, phase):
+            low, best, at = middle.value, middle, len(replays.done) - 1
+        else:
+            high = middle.value
+    return Outcome(replays.done, at, best.value)

@@ -1,0 +1,80 @@
+"""The parquet files of a trial: requests and ledger, replay after replay, told apart by phase and load."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trials.engine import EngineFacts
+from trials.ladder import Locks
+from trials.ledger import account_bytes
+from trials.recording import LEDGER_COLUMNS, STEP_COLUMNS, Replay, Requests
+from trials.trace import write_whole
+from trials.units import SpecError
+
+EVENTS = ("allocated_blocks", "released_blocks", "evicted_blocks", "copied_blocks")
+
+
+def _labelled(columns: dict[str, pa.Array], recorded: Replay, count: int) -> pa.Table:
+    def label(text: str) -> pa.Array:
+        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text]))
+
+    return pa.table({"phase": label(recorded.phase), "load": label(recorded.load), **columns})
+
+
+def _write(tables: list[pa.Table], path: Path) -> None:
+    whole = pa.concat_tables([t.cast(_plain(t.schema)) for t in tables])
+    write_whole(path, lambda temporary: pq.write_table(whole, temporary, compression="zstd"))
+
+
+def _plain(schema: pa.Schema) -> pa.Schema:
+    """Labels as plain strings, so that tables with different labels can follow each other."""
+    return pa.schema([f.with_type(pa.string()) if pa.types.is_dictionary(f.type) else f for f in schema])
+
+
+def write_requests(recorded: list[Replay], path: Path) -> None:
+    """One row a request a replay: all of recording.Requests, times in engine ns."""
+    names = [f.name for f in fields(Requests)]
+    tables = [
+        _labelled({n: pa.array(getattr(r.requests, n)) for n in names}, r, len(r.requests.row)) for r in recorded
+    ]
+    _write(tables, path)
+
+
+def write_ledger(recorded: list[Replay], facts: EngineFacts, path: Path) -> None:
+    """One row a step a replay: times, what the step did, byte accounts and block events, summed over groups."""
+    per_step = len(facts.groups) * facts.ranks
+    tables = []
+    for one in recorded:
+        accounts = account_bytes(one.ledger, facts.groups, facts.ranks)
+        count = len(one.steps["start_ns"])
+        raw = {
+            name: one.ledger[name].reshape(count, per_step).sum(axis=1)
+            for name in LEDGER_COLUMNS
+            if name not in ("group", "rank")
+        }
+        columns = {
+            "step": pa.array(np.arange(count)),
+            **{name: pa.array(one.steps[name]) for name in STEP_COLUMNS},
+            **{name: pa.array(values) for name, values in accounts.items()},
+            **{name: pa.array(values) for name, values in raw.items()},
+        }
+        tables.append(_labelled(columns, one, count))
+    _write(tables, path)
+
+
+def read_locks(path: Path) -> Locks:
+    """Which step each arrival met, of every replay in a requests.parquet. SpecError where it is no such file."""
+    try:
+        table = pq.read_table(path, columns=["phase", "load", "row", "met_step"])
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise SpecError(f"{path}: not a schedule to lock to (requests.parquet): {error}") from None
+    locks: Locks = {}
+    phases, loads = np.asarray(table["phase"].to_pylist()), np.asarray(table["load"].to_pylist())
+    met = table["met_step"].to_numpy()
+    for phase, load in sorted(set(zip(phases.tolist(), loads.tolist(), strict=True))):
+        chosen = (phases == phase) & (loads == load)
+        locks[(phase, load)] = np.ascontiguousarray(met[chosen], np.int64)
+    return locks

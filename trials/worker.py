@@ -1,0 +1,209 @@
+"""One trial in one clean process: `python -P -m trials.worker SPEC OUT [--lock requests.parquet]`.
+
+Reads spec.json, writes into OUT: requests.parquet, ledger.parquet, attempt.json and, last and whole,
+result.json. Progress goes to stdout as JSON lines. Exit 0 whenever result.json was written, whatever it says.
+`--describe SPEC` prints what this interpreter's engine is and accepts, as JSON.
+"""
+
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trials.content import Content
+from trials.engine import Engine, EngineDied, EngineFacts, Refused
+from trials.engines import engine_module
+from trials.fingerprint import engine_hash, environment, file_digest, spec_hash, trace_hash
+from trials.geometry import block_table_bytes
+from trials.ladder import Locks, Outcome, run
+from trials.result import Effective, Hashes, Ledger, TrialResult, save_result
+from trials.spec import TrialSpec
+from trials.tables import read_locks, write_ledger, write_requests
+from trials.trace import Trace, load_trace, write_whole
+
+RESIDUAL_SHARE, RESIDUAL_BYTES = 0.02, 64 << 20
+
+
+def say(text: str) -> None:
+    """One line of progress for whoever started this process."""
+    print(json.dumps({"progress": text}), flush=True)
+
+
+def hashes_of(spec: TrialSpec, trace: Trace, identity: Mapping[str, Any]) -> Hashes:
+    """The three hashes of a trial."""
+    time_of = spec.engine.step_time or ""
+    table = file_digest(Path(time_of.removeprefix("table:"))) if time_of.startswith("table:") else None
+    known = trace_hash(trace)
+    return Hashes(spec=spec_hash(spec, known, table), trace=known, engine=engine_hash(identity))
+
+
+def run_trial(spec: TrialSpec, out: Path, locks: Locks | None = None) -> TrialResult:
+    """Run the trial in this process and write its files into `out`. Never raises for what an engine does."""
+    wall = time.time()
+    module = engine_module(spec.engine.name)
+    module.prepare(spec)
+    trace = load_trace(Path(spec.trace.path))
+    identity = module.identity(spec)
+    hashes = hashes_of(spec, trace, identity)
+    evidence = "modelled" if spec.engine.name == "simulator" else "measured"
+    blank = TrialResult(
+        status="failed", evidence=evidence, hashes=hashes, requested=requested(spec)
+    )  # replaced below unless something breaks
+    attempt: dict[str, Any] = {
+        "host": platform.node(), "pid": os.getpid(), "trace_path": spec.trace.path, "started_s": wall,
+        "engine_identity": identity, "environment": environment(), "threads": spec.engine.threads,
+    }  # fmt: skip
+    probe = _probe(spec)
+    if probe is not None:
+        attempt["probe_s"] = probe
+    say("opening the engine")
+    try:
+        engine = module.open(spec, Content(trace))
+        if isinstance(engine, Refused):
+            result = blank.model_copy(
+                update={"status": "refused", "reason": engine.words, "ineligible_because": (engine.words,)}
+            )
+        else:
+            attempt["engine_start"] = asdict(engine.start_up)
+            result = _measured(engine, trace, spec, blank, out, locks)
+    except EngineDied as died:
+        print(traceback.format_exc(), file=sys.stderr, flush=True)
+        result = blank.model_copy(update={"reason": str(died), "ineligible_because": (f"engine died: {died}",)})
+    attempt["wall_s"] = time.time() - wall
+    text = json.dumps(attempt, indent=1, sort_keys=True) + "\n"
+    write_whole(out / "attempt.json", lambda path: path.write_text(text, encoding="utf-8"))
+    save_result(result, out / "result.json")
+    return result
+
+
+def requested(spec: TrialSpec) -> dict[str, Any]:
+    """The spec as asked, without locators."""
+    asked = spec.model_dump(mode="json")
+    asked["trace"].pop("path")
+    asked["engine"].pop("python")
+    return asked
+
+
+def _probe(spec: TrialSpec) -> float | None:
+    """A measured CPU trial first takes the machine's speed; a modelled one does not depend on it."""
+    if spec.engine.name != "torch_paged":
+        return None
+    from trials.engines.torch_paged import probe_speed
+
+    return float(probe_speed())
+
+
+def _measured(
+    engine: Engine, trace: Trace, spec: TrialSpec, blank: TrialResult, out: Path, locks: Locks | None
+) -> TrialResult:
+    try:
+        outcome = run(engine, trace, spec, say, locks)
+    finally:
+        engine.close()
+    recorded = [measured.replay for measured in outcome.replays]
+    write_requests(recorded, out / "requests.parquet")
+    write_ledger(recorded, engine.facts, out / "ledger.parquet")
+    return judge(outcome, engine.facts, spec, blank)
+
+
+def judge(outcome: Outcome, facts: EngineFacts, spec: TrialSpec, blank: TrialResult) -> TrialResult:
+    """One trial's result from its replays: which decides, and whether it may win at all."""
+    decides = outcome.replays[outcome.decides]
+    metrics = decides.result.metrics.model_copy(update={"capacity_load": outcome.capacity_load})
+    failed = [m.replay.failed for m in outcome.replays if m.replay.failed]
+    reasons = ineligible(outcome, facts)
+    return blank.model_copy(
+        update={
+            "status": "failed" if failed else "complete", "reason": failed[0] if failed else "",
+            "eligible": not reasons, "ineligible_because": tuple(reasons),
+            "effective": effective(facts, spec), "replays": tuple(m.result for m in outcome.replays),
+            "decides": outcome.decides, "counts": decides.result.counts, "metrics": metrics,
+            "ledger": decides.result.ledger,
+            "audited_steps": sum(m.replay.audited_steps for m in outcome.replays),
+        }
+    )  # fmt: skip
+
+
+def effective(facts: EngineFacts, spec: TrialSpec) -> Effective:
+    """What the trial is credited with, read back from the engine."""
+    group = facts.groups[0]
+    knobs = dict(facts.effective)
+    return Effective(
+        block_size=group.block_size, kernel_block_size=group.kernel_block_size, num_blocks=group.num_blocks,
+        reserve_blocks=group.reserve_blocks, pool_bytes=group.pool_bytes, bytes_per_token=group.bytes_per_token,
+        reuse_quantum_tokens=group.reuse_quantum_tokens, block_table_bytes=block_table_bytes(spec),
+        layout=knobs.get("layout", "paged"), knobs=knobs, not_applicable=facts.not_applicable,
+    )  # fmt: skip
+
+
+def ineligible(outcome: Outcome, facts: EngineFacts) -> list[str]:
+    """Why the trial cannot win, in words; empty where it may."""
+    reasons = []
+    for measured in outcome.replays:
+        name = f"{measured.replay.phase} {measured.replay.load}"
+        reasons += [f"{name}: {law}" for law in measured.replay.broken_laws[:3]]
+        reasons += [f"{name}: void: {why}" for why in measured.result.void_because]
+        if measured.replay.failed:
+            reasons.append(f"{name}: {measured.replay.failed}")
+        if measured.result.ledger.unbalanced_rows:
+            reasons.append(
+                f"{name}: {measured.result.ledger.unbalanced_rows} ledger rows do not add up to the pool"
+            )
+        residual = _residual(measured.result.ledger, facts)
+        if residual:
+            reasons.append(f"{name}: {residual}")
+        if not measured.replay.audited_steps:
+            reasons.append(f"{name}: no step was audited")
+    if not outcome.replays[outcome.decides].result.metrics.output_throughput > 0:
+        reasons.append("no output token was delivered inside the window")
+    return reasons
+
+
+def _residual(ledger: Ledger, facts: EngineFacts) -> str:
+    """Device bytes that no account explains, beyond what may be left open."""
+    device = ledger.device
+    allowed = max(RESIDUAL_SHARE * device.get("observed", 0), RESIDUAL_BYTES)
+    if abs(ledger.residual_bytes) > allowed:
+        return f"{ledger.residual_bytes} bytes on the device are in no account (allowed {allowed:.0f})"
+    if any(group.remainder_bytes < 0 for group in facts.groups):
+        return "the blocks are more than the pool"
+    return ""
+
+
+def describe(spec: TrialSpec) -> dict[str, Any]:
+    """What this interpreter's engine is, and which block sizes it takes."""
+    module = engine_module(spec.engine.name)
+    module.prepare(spec)
+    identity = module.identity(spec)
+    return {
+        "engine": spec.engine.name, "engine_hash": engine_hash(identity), "identity": identity,
+        "block_sizes": {"minimum": 1, "multiple_of": 1}, "environment": environment(),
+    }  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    """The process's face; see the module's docstring."""
+    if len(arguments) == 2 and arguments[0] == "--describe":
+        spec = TrialSpec.model_validate_json(Path(arguments[1]).read_text(encoding="utf-8"))
+        print(json.dumps(describe(spec), sort_keys=True))
+        return 0
+    if len(arguments) not in (2, 4) or (len(arguments) == 4 and arguments[2] != "--lock"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    spec = TrialSpec.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))
+    locks = read_locks(Path(arguments[3])) if len(arguments) == 4 else None
+    np.seterr(all="raise", under="ignore")
+    run_trial(spec, Path(arguments[1]), locks)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
