@@ -1,5 +1,6 @@
 """Who ran and who was kept out, over the window."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +34,7 @@ def test_qualified_concurrency_is_that_of_every_nanosecond(seed):
     begin, finish = replay.window_ns = (100 * MS, 350 * MS)
     spans = [(requests.admitted_ns[k], requests.last_token_ns[k]) for k in np.flatnonzero(good)]
     edges = sorted({begin, finish, *(int(np.clip(t, begin, finish)) for span in spans for t in span)})
-    pieces = [(b - a, sum(up <= a and b <= down for up, down in spans)) for a, b in zip(edges, edges[1:])]  # noqa: B905
+    pieces = [(b - a, sum(up <= a and b <= down for up, down in spans)) for a, b in itertools.pairwise(edges)]
     found = activity.qualified_concurrency(replay, good)
     assert found.mean == pytest.approx(sum(t * n for t, n in pieces) / (finish - begin))
     assert found.peak == max(n for _, n in pieces)

@@ -54,7 +54,7 @@ def test_populations_are_those_of_every_single_token(seed, trouble):
     seen = measured(replay)
     offered = [s for s in served if s.line.counted]
     assert finite(seen.ttft) == sorted(s.tokens_ns[0] - s.line.arrival_ns for s in offered)
-    assert finite(seen.itl) == sorted(b - a for s in offered for a, b in zip(s.tokens_ns, s.tokens_ns[1:]))  # noqa: B905
+    assert finite(seen.itl) == sorted(b - a for s in offered for a, b in zip(s.tokens_ns, s.tokens_ns[1:]))
     own = sorted((s.tokens_ns[-1] - s.tokens_ns[0]) / (len(s.tokens_ns) - 1) for s in offered if s.line.asked > 1)
     assert finite(seen.tpot) == own
     assert finite(seen.e2el) == sorted(s.tokens_ns[-1] - s.line.arrival_ns for s in offered)

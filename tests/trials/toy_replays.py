@@ -1,4 +1,4 @@
-"""Replays made by hand and by a dumb server that keeps every token's time: what the measurement is checked against."""
+"""Replays made by hand, and by a dumb server that keeps every token's time, to check the measurement against."""
 
 import random
 from dataclasses import dataclass, field
@@ -75,8 +75,9 @@ def make_requests(lines, steps):
         step = line.admitted_step if line.admitted_step is not None else (line.runs[0][0] if line.runs else -1)
         admitted = int(steps["start_ns"][step]) if step >= 0 else -1
         delivered = sum(n for _, n in line.runs)
-        rows.append((row, line.arrival_ns, 0, -1, admitted, first, last, last, int(line.outcome), line.prompt, line.asked,
-                     delivered, line.cached, line.recomputed, line.preemptions, line.counted))  # fmt: skip
+        times = (line.arrival_ns, 0, -1, admitted, first, last, last)
+        tokens = (line.prompt, line.asked, delivered, line.cached, line.recomputed)
+        rows.append((row, *times, int(line.outcome), *tokens, line.preemptions, line.counted))
     table = np.asarray(rows, np.int64).reshape(len(lines), 16)
     return Requests(*(np.ascontiguousarray(table[:, i]) for i in range(16)))
 
@@ -106,7 +107,7 @@ class Served:
 
 
 def toy_server(seed, num_requests=12, block_size=4, facts=None, trouble=0.0):
-    """-> (Replay, [Served], facts). One token a step for all that run; `trouble`: chance of a preemption or pause."""
+    """(Replay, [Served], facts). One token a step for each that runs; `trouble`: chance of a preemption or pause."""
     rng = random.Random(seed)
     facts = facts or make_facts(
         block_size=block_size, num_blocks=4000, bytes_per_token=3, reserve=2, padding=5, extra=7
