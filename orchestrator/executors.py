@@ -4,11 +4,13 @@ An executor never interprets a result. What it must tell apart: the trial answer
 or the infrastructure lost it (`Lost`: nothing is known, the same trial may be attempted again).
 """
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from trials.result import TrialResult
+from orchestrator.launch import Outcome
+from trials.result import TrialResult, load_result
 from trials.spec import TrialSpec
 
 
@@ -76,3 +78,69 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """End everything that runs. May be called twice."""
+
+
+_ENGINE_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+
+
+def judge(job: Job, outcome: Outcome, slot: str) -> Done | Lost:
+    """What a worker's end means, from how it ended and from what lies in `job.folder`.
+
+    The engine's fault: it exited with an error, crashed, or hung past a deadline; trying again would do the same.
+    The infrastructure's: it was cancelled, killed from outside (also by the kernel for want of memory), or it
+    ended well and its result is absent or torn.
+    """
+    if outcome.ended_by != "itself" or outcome.exit_code != 0:
+        reason = f"{outcome.reason}\n{outcome.log_tail}".strip()
+        return Lost(job, reason, _from_outside(outcome), outcome.wall_s, slot)
+    try:
+        result = load_result(job.folder / "result.json")
+    except FileNotFoundError:
+        return Lost(job, "the worker ended well but left no result.json", True, outcome.wall_s, slot)
+    except (OSError, ValueError) as error:
+        reason = f"result.json is not a whole, valid result: {error}"
+        return Lost(job, reason, True, outcome.wall_s, slot)
+    return Done(job, result, outcome.wall_s, slot)
+
+
+def _from_outside(outcome: Outcome) -> bool:
+    if outcome.ended_by == "signal" and outcome.exit_code is not None:
+        return -outcome.exit_code not in _ENGINE_SIGNALS
+    return outcome.ended_by == "stop"
+
+
+def newest(events: list[Event]) -> list[Event]:
+    """The same events in order, with only the last Progress of each job, and none beside its end."""
+    ended = {(e.job.number, e.job.attempt) for e in events if not isinstance(e, Progress)}
+    last = {(e.job.number, e.job.attempt): i for i, e in enumerate(events) if isinstance(e, Progress)}
+    keep = {i for key, i in last.items() if key not in ended}
+    return [e for i, e in enumerate(events) if not isinstance(e, Progress) or i in keep]
+
+
+class SlotTable:
+    """Which slot is busy with which job. A slot runs one job at a time."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        if not names:
+            raise ValueError("an executor needs at least one slot")
+        self.names = names
+        self._busy: dict[str, Job] = {}
+
+    def take(self, job: Job) -> str:
+        """The job's slot, from now on busy. Raises ValueError: unknown, busy, or none free."""
+        if job.slot is not None and job.slot not in self.names:
+            raise ValueError(f"slot {job.slot!r} does not exist; known: {', '.join(self.names)}")
+        wanted = self.names if job.slot is None else (job.slot,)
+        free = next((name for name in wanted if name not in self._busy), None)
+        if free is None:
+            raise ValueError(f"trial {job.number}: no free slot among {', '.join(wanted)}; wait() for one first")
+        self._busy[free] = job
+        return free
+
+    def free(self, name: str) -> None:
+        self._busy.pop(name, None)
+
+    def of(self, job: Job) -> str | None:
+        """Where this attempt runs, or None when it is over."""
+        key = (job.number, job.attempt)
+        return next((s for s, busy in self._busy.items() if (busy.number, busy.attempt) == key), None)

@@ -1,6 +1,7 @@
 """Fixtures for every room: where the real traces are."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,16 @@ def real_traces() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return _TRACES
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """One private Ray a session, with two made-up GPUs (nothing computes on them)."""
+    import ray
+
+    from orchestrator.ray_slots import start_ray
+
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    start_ray(None, cpus=4, gpus=2)
+    yield
+    ray.shutdown()

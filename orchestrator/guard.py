@@ -1,0 +1,66 @@
+"""Stands between the launcher and a worker, so that nothing of a trial outlives whoever started it.
+
+Run as a script by path: `python -I -S guard.py STATUS_FD COMMAND...`, leader of a new process group, stdin a pipe
+whose other end only the launcher holds. It starts the worker in its own group, writes the worker's exit code
+(negative: killed by that signal) to STATUS_FD, and stays until its stdin ends. Then it kills the whole group: after
+a trial, and also when the launcher itself is killed, since the kernel closes the pipe. Works for grandchildren,
+which PR_SET_PDEATHSIG alone does not; that one is set too, on Linux, in case the guard itself is killed.
+"""
+
+import os
+import signal
+import sys
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies; where it cannot, the pipe alone must do."""
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel knew
+        os._exit(1)
+
+
+def _become(command: list[str], parent: int) -> None:
+    """In the forked child: the worker, with default signals and nothing on stdin."""
+    try:
+        _die_with(parent)
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.execve(command[0], command, os.environ)
+    except BaseException as error:
+        os.write(2, f"cannot start {command[0]}: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def main(status: int, command: list[str]) -> None:
+    for number in _SIGNALS:  # the group gets SIGTERM first; the guard must see the worker's end
+        signal.signal(number, signal.SIG_IGN)
+    os.set_inheritable(status, False)
+    guard = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        _become(command, guard)
+    import _thread
+
+    _thread.start_new_thread(_report, (worker, status))
+    while os.read(0, 4096):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def _report(worker: int, status: int) -> None:
+    _, wait_status = os.waitpid(worker, 0)
+    os.write(status, f"{os.waitstatus_to_exitcode(wait_status)}\n".encode())
+    os.close(status)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,147 @@
+"""One trial in a new process: a declared environment, two deadlines, no survivors, and how it ended.
+
+The worker speaks files (spec.json in, result.json out) and lines: JSON objects on stdout, of which `progress` is
+passed on. Its FIRST progress line ends the start phase. Everything else that it prints goes to log.txt.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.process_group import Deadlines, EndedBy, ProcessGroup
+from trials.spec import TrialSpec
+from trials.trace import write_whole
+
+WORKER = ("-P", "-m", "trials.worker")
+_INHERITED = (
+    "PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME",
+)  # fmt: skip
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How workers are started. `package` holds trials/ and nothing else (`package.install`)."""
+
+    package: Path
+    worker: tuple[str, ...] = WORKER  # arguments of the interpreter, before SPEC and OUT
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the process ended; says nothing about what it wrote. `reason` is empty exactly when exit_code is 0."""
+
+    exit_code: int | None  # negative: killed by that signal; None: ended by us, or never started
+    ended_by: EndedBy
+    reason: str
+    wall_s: float
+    log_tail: str
+    files: tuple[str, ...]  # names in OUT
+
+
+def launch(
+    spec: TrialSpec,
+    out: Path,
+    how: Launch,
+    on_progress: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """Run one trial in `out` and return how it ended. Setting `stop` ends the whole process group."""
+    for said in follow(spec, out, how, stop):
+        if isinstance(said, Outcome):
+            return said
+        if on_progress is not None:
+            on_progress(said)
+    raise AssertionError("follow() ends with an Outcome")
+
+
+def follow(spec: TrialSpec, out: Path, how: Launch, stop: threading.Event | None = None) -> Iterator[str | Outcome]:
+    """As `launch`, step by step: progress texts, at most ten a second, and last the Outcome.
+
+    Closing the iterator early ends the process group as well.
+    """
+    began = time.monotonic()
+    _prepare(spec, out)
+    code, ended_by = None, "never_started"
+    with (out / "log.txt").open("ab", buffering=0) as log:
+        try:
+            command = [_interpreter(spec), *how.worker, str(out / "spec.json"), str(out)]
+            group = ProcessGroup(command, environment(spec, how.package), out, log)
+        except OSError as error:
+            yield _outcome(None, "never_started", f"the worker could not be started: {error}", began, out)
+            return
+        try:
+            ended_by = yield from group.listen(how.deadlines, stop or threading.Event())
+        finally:
+            group.end(how.deadlines.grace_s)
+        code = group.exit_code
+    yield _outcome(code, ended_by, _words(ended_by, code, how.deadlines), began, out)
+
+
+def _prepare(spec: TrialSpec, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "result.json").unlink(missing_ok=True)  # an earlier attempt's answer is not this one's
+    text = spec.model_dump_json(indent=1) + "\n"
+    write_whole(out / "spec.json", lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def environment(spec: TrialSpec, package: Path) -> dict[str, str]:
+    """All that a worker sees of the environment: what is listed here, then `engine.env`, which may override."""
+    env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    env.setdefault("LANG", "C.UTF-8")
+    env.update({name: str(spec.engine.threads) for name in _THREADS})
+    env["PYTHONPATH"] = str(package)
+    env.update(spec.engine.env)
+    return env
+
+
+def _interpreter(spec: TrialSpec) -> str:
+    """Raises FileNotFoundError with a remedy."""
+    path = Path(spec.engine.python or sys.executable).expanduser()
+    if not path.is_absolute():
+        raise FileNotFoundError(f"engine.python must be an absolute path here, got {spec.engine.python!r}")
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        raise FileNotFoundError(f"engine.python {path} is not an executable file on this machine")
+    return str(path)
+
+
+def _words(ended_by: EndedBy, code: int | None, deadlines: Deadlines) -> str:
+    if ended_by == "start_deadline":
+        return f"the engine did not start within {deadlines.start_s:g} s; its process group was killed"
+    if ended_by == "run_deadline":
+        return f"the trial did not end within {deadlines.run_s:g} s; its process group was killed"
+    if ended_by == "stop":
+        return "cancelled"
+    if code is not None and code < 0:
+        return f"the worker was killed by signal {-code} ({_signal_name(-code)})"
+    return f"the worker ended with exit code {code}" if code else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def _outcome(code: int | None, ended_by: EndedBy, reason: str, began: float, out: Path) -> Outcome:
+    files = tuple(sorted(p.name for p in out.iterdir() if p.is_file()))
+    return Outcome(code, ended_by, reason, time.monotonic() - began, tail(out / "log.txt"), files)
+
+
+def tail(path: Path) -> str:
+    """The last words of a log, at most 4 KiB; empty where there is none."""
+    try:
+        with path.open("rb") as handle:
+            handle.seek(max(0, os.path.getsize(path) - _TAIL_BYTES))
+            return handle.read().decode("utf-8", "replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,57 @@
+"""A trial's files on their way from the node that made them to the driver: bytes with checksums.
+
+The result goes in last, so a folder that holds result.json holds all that belongs to it.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from orchestrator.launch import Outcome
+from trials.trace import write_whole
+
+_LAST = "result.json"
+
+
+class ParcelDamaged(ValueError):
+    """What arrived is not what was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    name: str
+    content: bytes
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    outcome: Outcome
+    files: tuple[File, ...]
+
+
+def collect(outcome: Outcome, out: Path) -> Parcel:
+    """All files of `out` that are whole; names that begin with a dot are somebody's temporary files."""
+    files = []
+    for name in outcome.files:
+        if not name.startswith("."):
+            content = (out / name).read_bytes()
+            files.append(File(name, content, hashlib.sha256(content).hexdigest()))
+    return Parcel(outcome, tuple(files))
+
+
+def deliver(parcel: Parcel, folder: Path) -> None:
+    """Write every file whole into `folder`. Raises ParcelDamaged before anything is written."""
+    for file in parcel.files:
+        if hashlib.sha256(file.content).hexdigest() != file.sha256:
+            raise ParcelDamaged(f"{file.name} arrived with another checksum than it was sent with")
+        if file.name in (".", "..") or Path(file.name).name != file.name:
+            raise ParcelDamaged(f"{file.name!r} is not a plain file name")
+    (folder / _LAST).unlink(missing_ok=True)
+    for file in sorted(parcel.files, key=lambda f: f.name == _LAST):
+        write_whole(folder / file.name, partial(_put, file.content))
+
+
+def _put(content: bytes, path: Path) -> None:
+    path.write_bytes(content)

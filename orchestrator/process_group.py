@@ -1,0 +1,149 @@
+"""A worker and all that it starts, as one process group behind a guard: started, listened to, ended."""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+EndedBy = Literal["itself", "signal", "start_deadline", "run_deadline", "stop", "never_started"]
+
+_GUARD = Path(__file__).with_name("guard.py")
+_LOOK_S = 0.1  # how often a request to stop is looked for
+_LINE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds: until the first progress line, after it, and between SIGTERM and SIGKILL."""
+
+    start_s: float = 300.0
+    run_s: float = 3600.0
+    grace_s: float = 5.0
+
+
+class ProcessGroup:
+    """A running worker. `exit_code`: negative = killed by that signal; None while it runs, or when ended by us."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log: IO[bytes]) -> None:
+        """Raises OSError when the guard cannot be started."""
+        reading, writing = os.pipe()
+        try:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_GUARD), str(writing), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+                cwd=cwd,
+                env=dict(env),
+                pass_fds=(writing,),
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        self.exit_code: int | None = None
+        self._status = reading
+        self._lines = _Lines(self._stdout, log)
+
+    @property
+    def _stdout(self) -> int:
+        assert self._guard.stdout is not None
+        return self._guard.stdout.fileno()
+
+    def listen(self, deadlines: Deadlines, stop: threading.Event) -> Generator[str, None, EndedBy]:
+        """Yields the newest progress of each look; returns what ended the wait."""
+        limit, started = time.monotonic() + deadlines.start_s, False
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stdout, selectors.EVENT_READ)
+            selector.register(self._status, selectors.EVENT_READ)
+            while True:
+                wait_s = max(0.0, min(_LOOK_S, limit - time.monotonic()))
+                ready = {key.fd for key, _ in selector.select(wait_s)}
+                newest = self._lines.read() if ready else None
+                if newest is not None:
+                    if not started:
+                        limit, started = time.monotonic() + deadlines.run_s, True
+                    yield newest
+                if self._lines.ended and self._stdout in selector.get_map():
+                    selector.unregister(self._stdout)
+                if self._status in ready:
+                    self.exit_code = self._word()
+                    return "itself" if self.exit_code >= 0 else "signal"
+                if stop.is_set():
+                    return "stop"
+                if time.monotonic() >= limit:
+                    return "run_deadline" if started else "start_deadline"
+
+    def _word(self) -> int:
+        """The guard's report. It says nothing when it was itself killed, which only SIGKILL can do."""
+        said = os.read(self._status, 64)
+        return int(said) if said.strip() else -signal.SIGKILL
+
+    def end(self, grace_s: float) -> None:
+        """SIGTERM to the group, SIGKILL after `grace_s`. The guard is reaped after it, so the group id is ours."""
+        if self.exit_code is None:
+            self._signal(signal.SIGTERM)
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._status, selectors.EVENT_READ)
+                selector.select(grace_s)
+        self._signal(signal.SIGKILL)
+        self._guard.wait()
+        self._lines.read()
+        os.close(self._status)
+        for stream in (self._guard.stdin, self._guard.stdout):
+            if stream is not None:
+                stream.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._guard.pid, number)
+
+
+class _Lines:
+    """A worker's stdout: whole lines as they come. Those that are no progress go to the log."""
+
+    def __init__(self, fd: int, log: IO[bytes]) -> None:
+        os.set_blocking(fd, False)
+        self._fd, self._log, self._rest = fd, log, b""
+        self.ended = False
+
+    def read(self) -> str | None:
+        """All that is there now; the newest progress in it, if any."""
+        newest = None
+        while not self.ended:
+            try:
+                chunk = os.read(self._fd, _LINE_BYTES)
+            except BlockingIOError:
+                break
+            self.ended = not chunk
+            lines = (self._rest + (chunk or b"\n" * bool(self._rest))).split(b"\n")
+            self._rest = lines.pop()
+            if len(self._rest) > _LINE_BYTES:  # no line: never kept in memory
+                lines, self._rest = [*lines, self._rest], b""
+            for line in lines:
+                text = _progress(line)
+                if text is None:
+                    self._log.write(line + b"\n")
+                else:
+                    newest = text
+        return newest
+
+
+def _progress(line: bytes) -> str | None:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return str(said["progress"]) if isinstance(said, dict) and "progress" in said else None
