@@ -4,6 +4,7 @@ from orchestrator import plots
 from orchestrator.markup import Cell, Value, badge, figures, folded, items, number, paragraph, table, text
 from orchestrator.shown import Quantity, Sweep, knee_points, quantities
 from search_spaces.outcome import CandidateOutcome, Interval, Outcome
+from search_spaces.verdicts import UNITS
 
 
 def answer(sweep: Sweep) -> str:
@@ -40,7 +41,8 @@ def _intervals(outcome: Outcome) -> list[str]:
     if outcome.winner is None:
         return [_nearest_miss(outcome)]
     won = outcome.candidate(outcome.winner)
-    lines = [f"{won.label}: {outcome.objective} {_range(won)}."]
+    unit = UNITS.get(outcome.objective, outcome.objective)
+    lines = [f"{won.label}: {_range(won)}, in {unit}."]
     lines += [
         f"The default, {c.label}, is behind the best by {_interval(c.behind_best)}."
         for c in outcome.candidates
@@ -76,7 +78,7 @@ def _interval(i: Interval) -> str:
 
 
 def knee(sweep: Sweep) -> str:
-    found = quantities(str(_slo(sweep)), sweep.short_evidence)
+    found = quantities(_slo(sweep), sweep.short_evidence)
     points = [knee_points(sweep.shown, q) for q in found]
     drawn = [
         (plots.knee_svg(p, q.panel, f"knee{i}"), _knee_caption(q))
@@ -102,10 +104,8 @@ def knee(sweep: Sweep) -> str:
 
 
 def _slo(sweep: Sweep) -> str:
-    slo = sweep.settings.get("slo")
-    if isinstance(slo, str):
-        return slo
-    return sweep.records[0].spec.slo if sweep.records else "ttft:p99<1s"
+    """Of the trials; before there is one, of the sweep."""
+    return sweep.records[0].spec.slo if sweep.records else str(sweep.settings.get("slo", ""))
 
 
 def _knee_caption(q: Quantity) -> str:

@@ -12,6 +12,9 @@ from trials.fingerprint import environment
 from trials.result import TrialResult
 
 _METRICS: list[tuple[str, Callable[[TrialResult], float | None]]] = [
+    ("qualified tokens/s", lambda r: r.metrics.qualified_output_throughput),
+    ("TTFT p99, ms", lambda r: r.metrics.ttft_ms.p99),
+    ("ITL p99, ms", lambda r: r.metrics.itl_ms.p99),
     ("output tokens/s", lambda r: r.metrics.output_throughput),
     ("attained, %", lambda r: 100 * r.counts.qualified / r.counts.offered if r.counts.offered else None),
     ("preemptions", lambda r: r.metrics.num_preemptions),
@@ -24,16 +27,28 @@ _METRICS: list[tuple[str, Callable[[TrialResult], float | None]]] = [
 
 
 def candidates(sweep: Sweep) -> str:
-    head = ["candidate", "evidence", "repeats", *(name for name, _ in _METRICS), "why not feasible"]
+    head = [
+        "candidate",
+        "repeats",
+        *(_heading(name, sweep) for name, _ in _METRICS),
+        "evidence",
+        "why not feasible",
+    ]
     rows: list[list[Value]] = []
     for s in sweep.shown:
         results = s.results
         means: list[Value] = [_mean([read(r) for r in results]) for _, read in _METRICS]
-        rows.append([s.label, s.evidence, len(results), *means, Cell("; ".join(s.why_not), "text")])
+        rows.append([s.label, len(results), *means, s.evidence, Cell("; ".join(s.why_not), "text")])
     marks = [s.role == "chosen" for s in sweep.shown]
     each = table("Every trial", ["trial", "candidate", "repeat", "state", "attempts", "reused from", "reason"],
                  [_trial_row(sweep, r) for r in sweep.records])  # fmt: skip
     return table("Means over repeats", head, rows, marks) + folded("Every trial", each)
+
+
+def _heading(name: str, sweep: Sweep) -> str:
+    """Times and rates carry their evidence."""
+    timed = name.endswith((", ms", "/s"))
+    return f"{name} ({sweep.short_evidence})" if timed else name
 
 
 def _trial_row(sweep: Sweep, r: TrialRecord) -> list[Value]:
@@ -59,11 +74,10 @@ def identity(sweep: Sweep) -> str:
     """The three hashes of the chosen trial, or of every trial where none is chosen, and the engine's parts."""
     shown = sweep.chosen.records if sweep.chosen is not None else tuple(sweep.records)
     rows: list[list[Value]] = [
-        [str(r.number), r.result.hashes.spec, r.result.hashes.trace, r.result.hashes.engine]
-        for r in shown
-        if r.result is not None
+        [f"{what}, trial {', '.join(map(str, trials))}", Cell(digest, "hash")]
+        for (what, digest), trials in _by_hash(shown).items()
     ]
-    out = table("Hashes (sha256)", ["trial", "spec", "trace", "engine"], rows)
+    out = table("Hashes (sha256)", ["of", "sha256"], rows)
     parts = next(
         (r.info["engine_identity"] for r in shown if isinstance(r.info.get("engine_identity"), Mapping)), None
     )
@@ -71,6 +85,16 @@ def identity(sweep: Sweep) -> str:
         listed: list[list[Value]] = [[name, value] for name, value in _leaves(parts)]
         out += folded("What the engine hash covers", table("Engine identity", ["part", "value"], listed))
     return out
+
+
+def _by_hash(records: Sequence[TrialRecord]) -> dict[tuple[str, str], list[int]]:
+    """(spec | trace | engine, digest) -> the trials that have it; trace and engine first, where they agree."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for what in ("trace", "engine", "spec"):
+        for r in records:
+            if r.result is not None:
+                found.setdefault((what, getattr(r.result.hashes, what)), []).append(r.number)
+    return found
 
 
 def _leaves(value: object, prefix: str = "") -> list[tuple[str, str]]:

@@ -134,6 +134,10 @@ def _draw_knee(figure: Any, points: Sequence[KneePoint], panel: Panel) -> None:
         group = [p for p in points if p.role == role]
         if group:
             _scatter(axes, group, marker, _PALETTE[colour], size)
+    for p in (p for p in points if not p.in_space):
+        axes.annotate(
+            p.label[:24], (p.block_size, p.middle), (-6, 6), textcoords="offset points", ha="right", fontsize=7
+        )
     if panel.limit is not None:
         axes.axhline(
             panel.limit, color=_PALETTE["vermilion"], ls="--", lw=1, label=f"SLO {panel.limit:g} {panel.unit}"
@@ -247,7 +251,7 @@ def _draw_occupancy(figure: Any, binned: Binned, title: str, evidence: str) -> N
     ):
         _steps(upper, binned.edges_s, values, label=label, color=_PALETTE[colour], ls=style)
     upper.set_ylim(bottom=0)
-    upper.legend(loc="upper right", ncols=2)
+    upper.legend(loc="lower center", bbox_to_anchor=(0.5, 1.2), ncols=2)
     share = 100 * binned.allocated_slots / max(binned.pool_slots, 1)
     lower.fill_between(
         binned.edges_s, np.append(share, share[-1]), step="post", color=_PALETTE["green"], alpha=0.5, lw=0

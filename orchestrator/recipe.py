@@ -26,7 +26,7 @@ from trials.trace import Trace, load_trace, write_whole
 from trials.units import SpecError
 
 LOCK_COLUMNS = ("phase", "load", "row", "met_step", "cancel_step")
-_CARRIED = ("calibration", "speed_probe", "probe_s", "notes")  # notes that a trial or sweep left on its machine
+_CARRIED = ("probe_s", "engine_start", "threads")  # what the winning attempt noted of its machine
 
 
 class _Model(BaseModel):
@@ -278,11 +278,9 @@ def _beside(path: Path, table: Any) -> Beside:
 
 
 def _calibration(settings: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
-    """What was resolved on the machine that measured: from the sweep first, then from the winning attempt."""
-    found: dict[str, Any] = {}
-    for source in (settings, info):
-        found |= {k: source[k] for k in _CARRIED if source.get(k) not in (None, {}, [], "") and k not in found}
-    return found
+    """How the load was found, as the sweep keeps it, and the winning attempt's notes on its machine."""
+    found = _mapping(settings.get("calibration"))
+    return found | {k: info[k] for k in _CARRIED if info.get(k) not in (None, {}, [], "") and k not in found}
 
 
 def _shape(trace: Trace) -> dict[str, Any]:
