@@ -41,7 +41,8 @@ def pool_geometry(spec: TrialSpec, workspace_bytes: int = 0) -> PoolGeometry | s
     if blocks <= pool.reserve_blocks:
         return (
             f"the pool has room for {blocks} blocks of {size} tokens ({block} bytes each) in {max(budget, 0)} "
-            f"bytes, of which {pool.reserve_blocks} are reserved: no request fits; give it more bytes or smaller blocks"
+            f"bytes, of which {pool.reserve_blocks} are reserved: no request fits; give it more bytes "
+            "or smaller blocks"
         )
     quantum = size if spec.policy.prefix_caching and spec.policy.layout == "paged" else 0
     return PoolGeometry(size, blocks, pool.reserve_blocks, per_token, 0, budget, size, quantum)

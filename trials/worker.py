@@ -96,7 +96,7 @@ def _probe(spec: TrialSpec) -> float | None:
     """A measured CPU trial first takes the machine's speed; a modelled one does not depend on it."""
     if spec.engine.name != "torch_paged":
         return None
-    from trials.engines.torch_paged import probe_speed
+    from trials.engines.kernels.speed import probe_speed
 
     return float(probe_speed())
 

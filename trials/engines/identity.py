@@ -9,8 +9,8 @@ from trials.fingerprint import distribution_versions, source_digests
 from trials.spec import TrialSpec
 
 CORE = (
-    "arrivals.py", "block_pool.py", "clocks.py", "content.py", "decode_ring.py", "engine.py", "engines/own.py", "geometry.py", "ledger.py",
-    "load.py", "plan.py", "recorder.py", "replay.py", "scheduler.py",
+    "arrivals.py", "block_pool.py", "clocks.py", "content.py", "decode_ring.py", "engine.py", "engines/own.py",
+    "geometry.py", "ledger.py", "load.py", "plan.py", "recorder.py", "replay.py", "scheduler.py",
 )  # fmt: skip
 
 
