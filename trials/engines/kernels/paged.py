@@ -28,74 +28,76 @@ _OPTIONS = {
 
 
 @nb.njit(**_OPTIONS)
-def _attend(item, query_SHD, keys_NKBD, values_NKBD, table_RM, rows_S, lengths_S, out_SHD, scale):
-    """One (sequence, KV head) pair: the G query heads that share a KV head read each key once."""
+def _attend(seq, query_SHD, keys_NKBD, values_NKBD, table_RM, rows_S, lengths_S, out_SHD, scale):
+    """One sequence. Each block is visited once, for all its heads: a visit reads K B D numbers in a row, and the
+    G query heads that share a KV head read each key once."""
     num_kv_heads, block_size, head_dim = keys_NKBD.shape[1], keys_NKBD.shape[2], keys_NKBD.shape[3]
-    group = query_SHD.shape[1] // num_kv_heads
-    seq = item // num_kv_heads
-    head = item - seq * num_kv_heads
-    first = head * group
+    num_heads = query_SHD.shape[1]
+    group = num_heads // num_kv_heads
     row = rows_S[seq]
     left = lengths_S[seq]
-    sums_GD = np.zeros((group, head_dim), np.float32)
+    sums_HD = np.zeros((num_heads, head_dim), np.float32)
     weights_GT = np.empty((group, TILE), np.float32)
-    highest_G = np.full(group, _LOWEST)
-    total_G = np.zeros(group, np.float32)
+    highest_H = np.full(num_heads, _LOWEST)
+    total_H = np.zeros(num_heads, np.float32)
     entry = 0
     while left > 0:
         block = table_RM[row, entry]
         entry += 1
         in_block = min(block_size, left)
         left -= in_block
-        start = 0
-        while start < in_block:
-            count = min(TILE, in_block - start)
-            for t in range(count):
-                for g in range(group):
-                    dot = np.float32(0)
-                    for d in range(head_dim):
-                        dot += query_SHD[seq, first + g, d] * load(keys_NKBD[block, head, start + t, d])
-                    weights_GT[g, t] = dot * scale
-            for g in range(group):
-                highest = highest_G[g]
+        for head in range(num_kv_heads):
+            first = head * group
+            start = 0
+            while start < in_block:
+                count = min(TILE, in_block - start)
                 for t in range(count):
-                    highest = max(highest, weights_GT[g, t])
-                if highest > highest_G[g]:
-                    shrink = np.exp(highest_G[g] - highest)
-                    highest_G[g] = highest
-                    total_G[g] *= shrink
-                    for d in range(head_dim):
-                        sums_GD[g, d] *= shrink
-                added = np.float32(0)
-                for t in range(count):
-                    weight = np.exp(weights_GT[g, t] - highest)
-                    weights_GT[g, t] = weight
-                    added += weight
-                total_G[g] += added
-            for t in range(count):
+                    for g in range(group):
+                        dot = np.float32(0)
+                        for d in range(head_dim):
+                            dot += query_SHD[seq, first + g, d] * load(keys_NKBD[block, head, start + t, d])
+                        weights_GT[g, t] = dot * scale
                 for g in range(group):
-                    weight = weights_GT[g, t]
-                    for d in range(head_dim):
-                        sums_GD[g, d] += weight * load(values_NKBD[block, head, start + t, d])
-            start += count
-    for g in range(group):
-        inverse = np.float32(1) / total_G[g]
+                    h = first + g
+                    highest = highest_H[h]
+                    for t in range(count):
+                        highest = max(highest, weights_GT[g, t])
+                    if highest > highest_H[h]:
+                        shrink = np.exp(highest_H[h] - highest)
+                        highest_H[h] = highest
+                        total_H[h] *= shrink
+                        for d in range(head_dim):
+                            sums_HD[h, d] *= shrink
+                    added = np.float32(0)
+                    for t in range(count):
+                        weight = np.exp(weights_GT[g, t] - highest)
+                        weights_GT[g, t] = weight
+                        added += weight
+                    total_H[h] += added
+                for t in range(count):
+                    for g in range(group):
+                        weight = weights_GT[g, t]
+                        for d in range(head_dim):
+                            sums_HD[first + g, d] += weight * load(values_NKBD[block, head, start + t, d])
+                start += count
+    for h in range(num_heads):
+        inverse = np.float32(1) / total_H[h]
         for d in range(head_dim):
-            out_SHD[seq, first + g, d] = sums_GD[g, d] * inverse
+            out_SHD[seq, h, d] = sums_HD[h, d] * inverse
 
 
 @nb.njit(**_OPTIONS)
 def decode(query_SHD, keys_NKBD, values_NKBD, table_RM, rows_S, lengths_S, out_SHD, scale):
     """Attention of one query a sequence over its blocks, on the calling thread."""
-    for item in range(query_SHD.shape[0] * keys_NKBD.shape[1]):
-        _attend(item, query_SHD, keys_NKBD, values_NKBD, table_RM, rows_S, lengths_S, out_SHD, scale)
+    for seq in range(query_SHD.shape[0]):
+        _attend(seq, query_SHD, keys_NKBD, values_NKBD, table_RM, rows_S, lengths_S, out_SHD, scale)
 
 
 def _decode_on_threads(query_SHD, keys_NKBD, values_NKBD, table_RM, rows_S, lengths_S, out_SHD, scale):
-    """The same over all threads. A function of its own: numba's cache key ignores `parallel`, so one
-    source position compiled both ways would hand out the serial code for the parallel one."""
-    for item in nb.prange(query_SHD.shape[0] * keys_NKBD.shape[1]):
-        _attend(item, query_SHD, keys_NKBD, values_NKBD, table_RM, rows_S, lengths_S, out_SHD, scale)
+    """The same with sequences spread over threads. A function of its own: numba's cache key ignores `parallel`,
+    so one source position compiled both ways would hand out the serial code for the parallel one."""
+    for seq in nb.prange(query_SHD.shape[0]):
+        _attend(seq, query_SHD, keys_NKBD, values_NKBD, table_RM, rows_S, lengths_S, out_SHD, scale)
 
 
 decode_parallel = nb.njit(parallel=True, **_OPTIONS)(_decode_on_threads)
