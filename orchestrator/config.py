@@ -43,10 +43,10 @@ class _Model(BaseModel):
 
 
 class ExecutorSpec(_Model):
-    """Where trials run. `slots`: how many at once; measured CPU trials stay one at a time whatever it says."""
+    """Where trials run. `slots`: how many at once, None = one a CPU; measured CPU trials run one at a time."""
 
     kind: Literal["ray", "process"] = "ray"
-    slots: int = Field(default=1, ge=1)
+    slots: int | None = Field(default=None, ge=1)
     address: str | None = None
     start_deadline_s: float = Field(default=300.0, gt=0)
     run_deadline_s: float = Field(default=3600.0, gt=0)
@@ -152,7 +152,10 @@ class Sweep:
 
 def load_sweep(path: Path, sets: Sequence[str] = (), goodput: str | None = None) -> Sweep:
     """Read and resolve a sweep's YAML; relative paths in it are relative to its own folder. SpecError."""
-    data = apply_goodput(apply_sets(read_yaml(path), sets, SweepConfig), goodput)
+    data = read_yaml(path)
+    if isinstance(data.get("executor"), str):
+        data["executor"] = {"kind": data["executor"]}  # so that --set executor.slots=2 has where to go
+    data = apply_goodput(apply_sets(data, sets, SweepConfig), goodput)
     return resolve(validated(SweepConfig, data, str(path)), path.resolve().parent)
 
 

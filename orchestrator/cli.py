@@ -1,0 +1,177 @@
+"""`kvknee ...`: one Typer app. Heavy rooms are imported by the verb that needs them.
+
+Exit codes: 0 done · 1 our fault · 2 bad input · 3 no feasible candidate, or refused · 4 did not reproduce ·
+5 a ledger does not balance · 130 interrupted, resumable.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli_errors import verb
+from orchestrator.cli_trace import trace_app
+
+app = typer.Typer(
+    help="Find the KV-cache block size and pool policy that turn the most cache bytes into useful, timely tokens.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(trace_app, name="trace")
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a key; read as YAML.")]
+Goodput = Annotated[
+    str | None, typer.Option(help="Replaces the SLO: per-request limits in ms, as 'ttft:500 tpot:50'.")
+]
+Out = Annotated[Path | None, typer.Option("-o", "--output-dir", help="Folder to write; a new one by default.")]
+Address = Annotated[str | None, typer.Option(help="Ray cluster to use; none starts a local one.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A sweep's folder.")]
+
+
+def _say_json(document: Any) -> None:
+    typer.echo(json.dumps(document, indent=1, sort_keys=True, allow_nan=False))
+
+
+@app.command()
+def doctor(address: Address = None, as_json: Json = False) -> None:
+    """What this machine or cluster can run, and what is missing.
+
+    Example: kvknee doctor
+    """
+    with verb(as_json):
+        from orchestrator.doctor import examine
+
+        report = examine(address)
+        if as_json:
+            _say_json(report.model_dump(mode="json"))
+        else:
+            for line in report.lines:
+                typer.echo(line)
+        raise typer.Exit(report.exit_code)
+
+
+@app.command()
+def trial(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC.yaml")],
+    out: Out = None,
+    goodput: Goodput = None,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """One trial, in one clean process: its metrics, and a ledger whose accounts add up to the pool.
+
+    Example: kvknee trial trial.yaml --set policy.block_size=32 -o runs/block-32
+    """
+    with verb(as_json):
+        from orchestrator.cli_trial import run_one
+
+        done = run_one(spec, out, tuple(sets or ()), goodput)
+        if as_json:
+            _say_json(done.document())
+        else:
+            done.show()
+        raise typer.Exit(done.exit_code)
+
+
+@app.command()
+def run(
+    sweep: Annotated[Path, typer.Argument(metavar="SWEEP.yaml")],
+    sets: Sets = None,
+    address: Address = None,
+    trials: Annotated[int | None, typer.Option("-n", "--trials", help="Budget; controls stand beside it.")] = None,
+    max_concurrent: Annotated[int | None, typer.Option(help="Trials at once.")] = None,
+    out: Out = None,
+    dry_run: Annotated[bool, typer.Option(help="Resolve and check everything, run nothing.")] = False,
+    goodput: Goodput = None,
+    as_json: Json = False,
+) -> None:
+    """Run a sweep: trials, knee, recipe, report. Ctrl-C leaves a folder that `resume` continues.
+
+    Example: kvknee run block_size.yaml --set measure.load.rate_scale=2 -o runs/conv
+    """
+    with verb(as_json):
+        from orchestrator.cli_sweep import Overrides, dry, run_sweep
+        from orchestrator.config import load_sweep
+        from orchestrator.opening import new_folder
+
+        overrides = Overrides(address, trials, max_concurrent)
+        resolved = load_sweep(sweep, [*(sets or ()), *overrides.sets()], goodput)
+        if dry_run:
+            dry(resolved, as_json, _say_json)
+            return
+        raise typer.Exit(run_sweep(out or new_folder(resolved.config.name), resolved, as_json, _say_json))
+
+
+@app.command()
+def resume(folder: Folder, as_json: Json = False) -> None:
+    """Continue a sweep that was interrupted, to exactly its budget.
+
+    Example: kvknee resume runs/conv
+    """
+    with verb(as_json):
+        from orchestrator.cli_sweep import run_sweep, stored
+
+        raise typer.Exit(run_sweep(folder, stored(folder), as_json, _say_json))
+
+
+@app.command()
+def status(folder: Folder, as_json: Json = False) -> None:
+    """How far a sweep is: trials by state, best so far. Reads only.
+
+    Example: kvknee status runs/conv
+    """
+    with verb(as_json):
+        from orchestrator.cli_sweep import status_of, stored
+
+        found = status_of(folder, stored(folder))
+        if as_json:
+            _say_json(found.document)
+        else:
+            for line in found.lines:
+                typer.echo(line)
+
+
+@app.command()
+def report(folder: Folder, as_json: Json = False) -> None:
+    """Judge a sweep's folder anew and write summary.csv, knee.json, recipe.yaml and report.html.
+
+    Example: kvknee report runs/conv
+    """
+    with verb(as_json):
+        from orchestrator.cli_sweep import report_on, stored
+
+        raise typer.Exit(report_on(folder, stored(folder), as_json, _say_json))
+
+
+@app.command()
+def reproduce(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml")],
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Run a recipe again in new processes: same hashes, same ledger step for step, latency within tolerance?
+
+    Example: kvknee reproduce runs/conv/recipe.yaml
+    """
+    with verb(as_json):
+        from orchestrator.reproduce import reproduce as run_again
+
+        found = run_again(recipe, out)
+        if as_json:
+            _say_json(found.model_dump(mode="json"))
+        else:
+            for line in found.lines:
+                typer.echo(line)
+        raise typer.Exit(found.exit_code)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""The bodies of `run`, `resume`, `status` and `report`."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli_errors import Interrupted
+from orchestrator.conclude import Conclusion, conclude, judged, outcome_of, publish
+from orchestrator.config import Sweep, stored_sweep
+from orchestrator.folder import SweepFolder
+from orchestrator.live import best_line, open_viewer, states_line
+from orchestrator.opening import (
+    being_driven,
+    build_digest,
+    open_executor,
+    open_tracker,
+    parent_entry,
+    prepare_folder,
+    sole_driver,
+)
+from orchestrator.progress import Tally
+from orchestrator.tables import outcome_lines, plan_lines, print_conclusion
+from orchestrator.tracking import SweepEntry, Tracker
+from trials.slo import parse_slo
+
+Say = Callable[[Any], None]
+_TRACKER_PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Options of `run` that stand for keys of the sweep."""
+
+    address: str | None
+    trials: int | None
+    max_concurrent: int | None
+
+    def sets(self) -> list[str]:
+        pairs = {
+            "executor.address": self.address,
+            "trials": self.trials,
+            "executor.slots": self.max_concurrent,
+        }
+        return [f"{key}={value}" for key, value in pairs.items() if value is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    document: dict[str, Any]
+    lines: list[str]
+
+
+def stored(folder: Path) -> Sweep:
+    """The sweep of a folder; SpecError where it is none."""
+    SweepFolder(folder).require()
+    return stored_sweep(SweepFolder(folder).sweep_yaml)
+
+
+def dry(sweep: Sweep, as_json: bool, say: Say) -> None:
+    """What would run."""
+    if not as_json:
+        print("\n".join(plan_lines(sweep)))
+        return
+    config = sweep.config.model_dump(mode="json")
+    windows = [w.model_dump(mode="json") if w else None for w in sweep.windows]
+    candidates = list(sweep.space.candidates()) if sweep.space.enumerable else None
+    say({
+        "sweep": config, "budget": sweep.budget, "windows": windows, "candidates": candidates,
+        "controls": [name for name, _ in sweep.controls], "notes": list(sweep.notes),
+    })  # fmt: skip
+
+
+def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say) -> int:
+    """Drive a sweep to its end in its folder and print what it came to; returns the exit code."""
+    folder = prepare_folder(path.resolve(), sweep)
+    with sole_driver(folder), _stoppable(folder):
+        tracker = open_tracker(folder, sweep)
+        tracker.record(parent_entry(folder, sweep))
+        try:
+            # Libraries that print to stdout must not spoil the one JSON document.
+            with redirect_stdout(sys.stderr):
+                _drive(folder, sweep, tracker)
+                found = publish(folder, sweep)
+        except BaseException as error:
+            _close(tracker, replace(parent_entry(folder, sweep), status=_ending(error)))
+            raise
+        unsent = _close(tracker, _ended(folder, sweep, found))
+    _print(folder, found, unsent, as_json, say)
+    return found.exit_code
+
+
+def _drive(folder: SweepFolder, sweep: Sweep, tracker: Tracker) -> None:
+    from orchestrator.study import SweepStudy
+    from orchestrator.sweep import Driver, Rooms
+
+    print(f"sweep {sweep.config.name} in {folder.path}", file=sys.stderr)
+    for note in sweep.notes:
+        print(f"note: {note}", file=sys.stderr)
+    viewer = open_viewer()
+    try:
+        executor = open_executor(sweep)
+        try:
+            Driver(sweep, Rooms(folder, executor, tracker, viewer, build_digest())).run()
+        finally:
+            executor.close()
+    finally:
+        viewer.close()
+    outcome = conclude(folder, sweep).outcome
+    SweepStudy(folder.journal, sweep).name_winner(outcome.winner, outcome.winner_trial)
+
+
+@contextmanager
+def _stoppable(folder: SweepFolder) -> Iterator[None]:
+    """Ctrl-C and SIGTERM stop in order."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; continue with: kvknee resume {folder.path}") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ending(error: BaseException) -> str:
+    return "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+
+
+def _ended(folder: SweepFolder, sweep: Sweep, found: Conclusion) -> SweepEntry:
+    """The parent run as it ends: outcome, winner, files."""
+    outcome = found.outcome
+    tags = {
+        "kvknee.outcome": outcome.kind, "kvknee.sentence": outcome.sentence,
+        "kvknee.winner": outcome.winner or "none", "kvknee.winner_trial": str(outcome.winner_trial),
+        "kvknee.tied": ", ".join(outcome.tied), "kvknee.binding": outcome.binding,
+    }  # fmt: skip
+    value = outcome.candidate(outcome.winner).value if outcome.winner else None
+    metrics = ((f"winner/{outcome.objective}", value),) if value is not None else ()
+    files = (folder.sweep_yaml, folder.knee_json, folder.summary_csv, found.recipe, found.report)
+    begun = parent_entry(folder, sweep)
+    return replace(
+        begun, metrics=metrics, tags=(*begun.tags, *tags.items()), status="FINISHED",
+        artifacts=tuple(f for f in files if f is not None and f.is_file()),
+    )  # fmt: skip
+
+
+def _close(tracker: Tracker, last: SweepEntry) -> int:
+    tracker.record(last)
+    return tracker.close(_TRACKER_PATIENCE_S)
+
+
+def _print(folder: SweepFolder, found: Conclusion, unsent: int, as_json: bool, say: Say) -> None:
+    if unsent:
+        print(f"{unsent} entries could not be sent to the tracker; they are kept in the folder", file=sys.stderr)
+    if as_json:
+        say({
+            "folder": str(folder.path), "outcome": found.outcome.model_dump(mode="json"),
+            "recipe": str(found.recipe) if found.recipe else None, "report": str(found.report),
+            "unbalanced_trials": list(found.unbalanced), "unsent": unsent, "exit_code": found.exit_code,
+        })  # fmt: skip
+        return
+    print_conclusion(found, folder)
+
+
+def report_on(path: Path, sweep: Sweep, as_json: bool, say: Say) -> int:
+    """Judge the folder anew and write its files; returns the exit code."""
+    folder = SweepFolder(path.resolve())
+    with redirect_stdout(sys.stderr):
+        found = publish(folder, sweep)
+    _print(folder, found, 0, as_json, say)
+    return found.exit_code
+
+
+def status_of(path: Path, sweep: Sweep) -> Status:
+    """How far a sweep is, from its folder alone."""
+    folder = SweepFolder(path)
+    records = folder.load_trials()
+    slo = parse_slo(sweep.config.slo)
+    driven = being_driven(folder)
+    tally, running = Tally(), {}
+    for record in records:
+        if record.state == "running":
+            running[record.number] = ""
+            continue
+        score = judged(record, sweep, slo)
+        wins = score.feasible and sweep.space.contains(record.spec.policy)
+        state = "reused" if record.card.reused_from is not None else record.state
+        tally.count(state, sweep.space.label(record.spec.policy), score.value if wins else None)
+    planned = sweep.budget + len(list(sweep.control_points()))
+    picture = tally.picture(planned, running, 1)
+    lines = [states_line(picture), best_line(picture), "a driver runs it now" if driven else "no driver runs it"]
+    left = planned - sum(tally.states.values())
+    if left and not driven:
+        lines.append(f"continue with: kvknee resume {path}")
+    outcome = folder.load_outcome() or (outcome_of(records, sweep) if records and not left else None)
+    if outcome is not None:
+        lines += outcome_lines(outcome)
+    return Status(
+        {
+            "folder": str(folder.path.resolve()), "name": sweep.config.name, "planned": planned,
+            "states": dict(picture.states), "best": list(picture.best) if picture.best else None,
+            "driven": driven, "outcome": outcome.model_dump(mode="json") if outcome else None,
+        },
+        lines,
+    )  # fmt: skip

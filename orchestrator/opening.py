@@ -1,0 +1,144 @@
+"""Opens what a sweep needs: its folder (one driver at a time), its executor, its tracker."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from orchestrator.config import Sweep, differences, sweep_yaml
+from orchestrator.executors import Executor
+from orchestrator.folder import SweepFolder, write_text
+from orchestrator.tracking import SweepEntry, Tracker
+from trials.documents import read_yaml
+from trials.fingerprint import canonical_json, digest, distribution_versions
+from trials.units import SpecError
+
+_SHOWN_DIFFERENCES = 12
+
+
+def new_folder(name: str) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, -3 ... that does not exist."""
+    base = Path("runs") / name
+    number, path = 1, base
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{name}-{number}")
+    return path
+
+
+def prepare_folder(path: Path, sweep: Sweep) -> SweepFolder:
+    """Write sweep.yaml into a new folder, or check that the folder's own is this sweep. SpecError otherwise."""
+    folder = SweepFolder(path)
+    if not folder.sweep_yaml.exists():
+        if path.exists() and not path.is_dir():
+            raise SpecError(f"{path}: a file stands there; name a folder with -o")
+        if folder.journal.exists() or folder.trials.exists():
+            raise SpecError(f"{path}: holds trials but no sweep.yaml; name another folder with -o")
+        write_text(folder.sweep_yaml, sweep_yaml(sweep))
+        return folder
+    found = differences(read_yaml(folder.sweep_yaml), yaml.safe_load(sweep_yaml(sweep)))
+    if found:
+        more = f"\n  and {len(found) - _SHOWN_DIFFERENCES} more" if len(found) > _SHOWN_DIFFERENCES else ""
+        lines = "\n  ".join(found[:_SHOWN_DIFFERENCES])
+        raise SpecError(
+            f"{path}: holds another sweep; name another folder with -o. It differs in (stored -> asked):\n"
+            f"  {lines}{more}"
+        )
+    return folder
+
+
+@contextmanager
+def sole_driver(folder: SweepFolder) -> Iterator[None]:
+    """Holds the folder; SpecError where another driver does. The lock ends with the process, however it ends."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with (folder.path / ".lock").open("a+") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SpecError(f"{folder.path}: another kvknee runs this sweep; wait for it, or end it") from None
+        yield
+
+
+def being_driven(folder: SweepFolder) -> bool:
+    """Whether a driver holds the folder now."""
+    try:
+        with (folder.path / ".lock").open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def num_slots(sweep: Sweep) -> int:
+    """How many trials run at once: as asked; else one for measured CPU trials, else one a CPU."""
+    if sweep.measured:
+        return 1
+    asked = sweep.config.executor.slots
+    return asked or max(1, min(os.cpu_count() or 1, sweep.budget))
+
+
+def open_executor(sweep: Sweep) -> Executor:
+    """The executor that the sweep names. Imports Ray only where it is asked for."""
+    return _EXECUTORS[sweep.config.executor.kind](sweep)
+
+
+def _process(sweep: Sweep) -> Executor:
+    from orchestrator.process_slots import ProcessExecutor
+
+    return ProcessExecutor(num_slots(sweep))
+
+
+def _ray(sweep: Sweep) -> Executor:
+    from orchestrator.ray_slots import RayExecutor, SlotNeeds
+
+    engine = sweep.config.engine
+    needs = SlotNeeds(cpus=engine.threads, gpus=engine.tensor_parallel_size if engine.device == "cuda" else 0)
+    return RayExecutor(num_slots(sweep), address=sweep.config.executor.address, needs=needs)
+
+
+_EXECUTORS = {"process": _process, "ray": _ray}
+
+
+def build_digest() -> str:
+    """What trials are sent with: the code of trials/ and the distributions that engines rest on."""
+    from orchestrator.package import pack
+
+    versions = distribution_versions(["numpy", "numba", "torch"])
+    return digest(canonical_json({"code": pack().digest, **versions}).encode())
+
+
+class Forgetful:
+    """A tracker for `tracking: null`: remembers nothing."""
+
+    def record(self, entry: object) -> None:
+        pass
+
+    def close(self, timeout_s: float) -> int:
+        return 0
+
+
+def open_tracker(folder: SweepFolder, sweep: Sweep) -> Tracker:
+    """MLflow at the URI asked for, or in the sweep's folder."""
+    if sweep.config.tracking is None:
+        return Forgetful()
+    from orchestrator.tracking import open_mlflow
+
+    return open_mlflow(folder.path, sweep.config.name, sweep.config.tracking.uri)
+
+
+def parent_entry(folder: SweepFolder, sweep: Sweep) -> SweepEntry:
+    """The parent run as it begins: what was asked."""
+    config = sweep.config
+    asked = {
+        "space": sweep.space.name, "budget": sweep.budget, "repeats": config.repeats, "sampler": config.sampler,
+        "objective": config.objective, "min_gain": config.min_gain, "engine": config.engine.name,
+        "model": config.model.name, "slo": config.slo, "seed": config.seed,
+        "controls": ",".join(name for name, _ in sweep.controls),
+    }  # fmt: skip
+    tags = (("kvknee.trace_hash", sweep.trace_digest), ("kvknee.folder", str(folder.path.resolve())))
+    return SweepEntry(config.name, tuple((k, str(v)) for k, v in asked.items()), tags=tags)

@@ -1,0 +1,125 @@
+"""What verbs print for people: the verdict table of a sweep, the metrics and the ledger of a trial."""
+
+from collections.abc import Sequence
+
+from orchestrator.conclude import Conclusion
+from orchestrator.config import Sweep
+from orchestrator.folder import SweepFolder
+from search_spaces.outcome import Outcome
+from trials.result import Accounts, Percentiles, TrialResult
+
+
+def print_conclusion(found: Conclusion, folder: SweepFolder) -> None:
+    """Verdict table, outcome in one sentence, tied set, notes, recipe and report."""
+    outcome = found.outcome
+    _print_table(
+        ("option", "observed", "verdict", "reason"),
+        [(f"{r.option}{' *' if r.control else ''}", r.signal, r.verdict, r.reason) for r in outcome.verdicts],
+    )
+    print("* control: stays in the report, and wins only as a point of the space\n")
+    for line in outcome_lines(outcome):
+        print(line)
+    if found.unbalanced:
+        print(f"LEDGER DOES NOT BALANCE in trial {', '.join(map(str, found.unbalanced))}")
+    print(f"recipe: {found.recipe or 'none, nothing is feasible'}")
+    print(f"report: {found.report or folder.report_html}")
+
+
+def outcome_lines(outcome: Outcome) -> list[str]:
+    lines = [f"outcome: {outcome.sentence}"]
+    if outcome.tied:
+        lines.append(f"tied set: {', '.join(outcome.tied)}  ({outcome.noise})")
+    if outcome.binding:
+        lines.append(f"binding clause: {outcome.binding}")
+    return lines + [f"note: {note}" for note in outcome.notes]
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    table = Table(*head, show_lines=False)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+def plan_lines(sweep: Sweep) -> list[str]:
+    """A dry run: what would be run, in words."""
+    config = sweep.config
+    windows = [
+        "the whole trace" if w is None else f"{w.start / 1e9:g} s + {w.duration / 1e9:g} s" for w in sweep.windows
+    ]
+    lines = [
+        f"sweep {config.name}: space {sweep.space.name}, {config.sampler}, engine {config.engine.name}",
+        f"trace {config.trace.path} ({sweep.trace_digest[:12]})",
+        f"budget {sweep.budget} trials, {config.repeats} repeats on windows: {'; '.join(windows)}",
+    ]
+    if sweep.space.enumerable:
+        names = ", ".join(sweep.space.label(sweep.space.suggest(p).policy) for p in sweep.space.candidates())
+        lines.append(f"candidates ({sweep.space.num_candidates}): {names}")
+    beside = ", ".join(name for name, _ in sweep.controls) or "none"
+    lines.append(f"controls beside the budget, each on every window: {beside}")
+    return lines + [f"note: {note}" for note in sweep.notes]
+
+
+def print_trial(result: TrialResult, where: str) -> None:
+    """Metrics of the replay that decides, and its ledger, whose accounts add up to the pool."""
+    print(f"{result.status}{f': {result.reason}' if result.reason else ''} ({result.evidence})")
+    for why in result.ineligible_because:
+        print(f"not eligible: {why}")
+    if result.decides is not None:
+        decides = result.replays[result.decides]
+        print(f"replay that decides: {decides.phase}, {decides.load}, clock {decides.clock}")
+        _print_table(("metric", "n", "mean", "p50", "p90", "p99", "max"), _latencies(result))
+        _print_table(("metric", "value"), _rates(result))
+        _print_table(("account", "time mean", "at the peak"), _accounts(result))
+    for name, value in result.hashes.model_dump().items():
+        print(f"{name} hash: {value}")
+    print(f"files: {where}")
+
+
+def _latencies(result: TrialResult) -> list[tuple[str, ...]]:
+    rows = []
+    for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2el_ms"):
+        p: Percentiles = getattr(result.metrics, name)
+        rows.append((name, str(p.n), *(_number(getattr(p, k)) for k in ("mean", "p50", "p90", "p99", "max"))))
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"
+
+
+def _rates(result: TrialResult) -> list[tuple[str, str]]:
+    m = result.metrics
+    rows = [
+        ("qualified_output_throughput", f"{m.qualified_output_throughput:,.1f} tok/s"),
+        ("output_throughput", f"{m.output_throughput:,.1f} tok/s"),
+        ("request_goodput", f"{m.request_goodput:,.2f} req/s"),
+        ("prefix_hit_rate", f"{m.prefix_hit_rate:.1%}"),
+        ("preemptions", str(m.num_preemptions)),
+    ]
+    counts = result.counts.model_dump()
+    rows.append(("requests", ", ".join(f"{n} {name}" for name, n in counts.items() if n)))
+    decides = result.replays[result.decides or 0]
+    rows.append(("attainment", f"{decides.attainment:.1%}, SLO {'holds' if decides.holds else 'does not hold'}"))
+    rows.append(("binding clause", decides.binding or "-"))
+    return rows
+
+
+def _accounts(result: TrialResult) -> list[tuple[str, str, str]]:
+    """Every account of the pool, its sum, and the pool: the last two lines are equal where the ledger is exact."""
+    names = [n for n in Accounts.model_fields if n != "pool_bytes"]
+    peak, mean = result.ledger.peak, result.ledger.time_mean
+    rows = [(n, _bytes(mean.get(n, 0.0)), _bytes(getattr(peak, n))) for n in names]
+    total_mean, total_peak = sum(mean.get(n, 0.0) for n in names), sum(getattr(peak, n) for n in names)
+    rows.append(("sum", _bytes(total_mean), _bytes(total_peak)))
+    rows.append(("pool", _bytes(mean.get("pool_bytes", peak.pool_bytes)), _bytes(peak.pool_bytes)))
+    return rows
+
+
+def _bytes(value: float) -> str:
+    return f"{value:,.0f}"
