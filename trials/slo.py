@@ -1,29 +1,30 @@
 """SLO text: `ttft:p99<500ms;itl:p99<50ms`. A clause bounds the population; qualification is per request.
 
 Per request (absent `qualify:` clauses): TTFT within the ttft limit of the highest percentile, and the own mean
-gap within the itl or tpot limit of the highest percentile, as vLLM's --goodput does.
+gap within the itl or tpot limit of the highest percentile, as vLLM's --goodput does. A limit is met at equality,
+so `<` and `<=` mean the same, as do `>` and `>=` after `attainment`.
 """
 
-import math
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
-from trials.units import SpecError, parse_ns
+from trials.units import SpecError, nearest, parse_ns
 
 METRICS = ("ttft", "itl", "tpot", "e2el")
-_CLAUSE = re.compile(r"(qualify:)?([a-z0-9_]+)(?::p(\d+(?:\.\d+)?))?<=?([0-9.]+[a-zµ]*)", re.IGNORECASE)
-_ATTAIN = re.compile(r"attainment>=?([0-9.]+)(%?)")
+_DEFAULT_ATTAINMENT = Fraction(99, 100)  # where only qualify clauses are given
+_EXAMPLE = "write clauses like ttft:p99<500ms;itl:p99<50ms"
 
 
 @dataclass(frozen=True, slots=True)
 class Clause:
     metric: str
-    percentile: float  # 0..100; unused in qualify clauses
+    percentile: float  # above 0, up to 100
     limit_ns: int
 
     @property
     def text(self) -> str:
-        return f"{self.metric}:p{self.percentile:g}<{self.limit_ns / 1e6:g}ms"
+        return f"{self.metric}:p{self.percentile:.12g}<{self.limit_ns / 1e6:.15g}ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Slo:
     ttft_ns: int | None  # per-request limits; None = not asked
     mean_gap_ns: int | None
     e2el_ns: int | None
-    attainment: float  # share of offered requests that must qualify, 0..1
+    attainment: float  # share of offered requests that must qualify, above 0, up to 1
     text: str
 
     @property
@@ -41,47 +42,77 @@ class Slo:
         return any(c.metric in ("ttft", "e2el") for c in self.clauses)
 
 
-def _complain(text: str, at: int, why: str) -> SpecError:
-    return SpecError(f"slo: {why}\n  {text}\n  {' ' * at}^\n  write clauses like ttft:p99<500ms;itl:p99<50ms")
+class _Reader:
+    """A text read from left to right; a complaint points at the first character that is wrong."""
 
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
 
-def _parts(text: str) -> list[tuple[int, str]]:
-    """(position, clause) of every non-empty part between semicolons, blanks stripped."""
-    out, at = [], 0
-    for part in text.split(";"):
-        stripped = part.strip()
-        if stripped:
-            out.append((at + part.index(stripped), stripped))
-        at += len(part) + 1
-    return out
-
-
-def _mistake(text: str, at: int, part: str) -> SpecError:
-    """Point at the first character of a clause that cannot be read."""
-    end = 0
-    for pattern, why in (
-        (r"(?:qualify:)?[a-z0-9_]+", "a metric name is expected here"),
-        (r"(?:qualify:)?[a-z0-9_]+(?::p\d+(?:\.\d+)?)?", "`:pNN` with a number is expected here"),
-        (r"(?:qualify:)?[a-z0-9_]+(?::p\d+(?:\.\d+)?)?<=?", "`<` and a limit are expected here"),
-    ):
-        match = re.match(pattern, part)
+    def accept(self, pattern: str) -> str | None:
+        """What matches here, blanks in front skipped; None, and nothing is read, where nothing does."""
+        match = re.compile(rf"\s*({pattern})", re.IGNORECASE).match(self.text, self.at)
         if match is None:
-            return _complain(text, at, why)
-        end = match.end()
-        rest = part[end:]
-        if not rest or (rest[0] not in ":<" and not rest[0].isdigit()):
-            return _complain(text, at + end, "this cannot be read")
-    return _complain(text, at + end, "a limit with a unit is expected here")
+            return None
+        self.at = match.end()
+        return match[1]
+
+    def need(self, pattern: str, what: str) -> str:
+        found = self.accept(pattern)
+        if found is None:
+            raise self.complaint(f"{what} is expected here", self.here)
+        return found
+
+    @property
+    def here(self) -> int:
+        """Position of the next character that is not blank."""
+        return len(self.text) - len(self.text[self.at :].lstrip())
+
+    def complaint(self, why: str, at: int) -> SpecError:
+        line = re.sub(r"\s", " ", self.text)
+        return SpecError(f"slo: {why}\n  {line}\n  {' ' * at}^\n  {_EXAMPLE}")
 
 
-def _limit(text: str, at: int, limit: str) -> int:
+def _percent(reader: _Reader) -> Fraction:
+    at = reader.here
+    share = Fraction(reader.need(r"[0-9]+(?:\.[0-9]+)?", "a percentile, like p99,"))
+    if not 0 < share <= 100:
+        raise reader.complaint("a percentile lies above 0 and up to 100", at)
+    return share
+
+
+def _limit(reader: _Reader) -> int:
+    at = reader.here
+    text = reader.need(r"[0-9.]+\s*[a-zµ]*", "a limit with a unit")
     try:
-        limit_ns = parse_ns(limit, "limit")
+        limit_ns = parse_ns(text, "limit")
     except SpecError as error:
-        raise _complain(text, at, str(error)) from None
+        raise reader.complaint(str(error), at) from None
     if limit_ns <= 0:
-        raise _complain(text, at, "a limit must be above zero")
+        raise reader.complaint("a limit must be above zero", at)
     return limit_ns
+
+
+def _attainment(reader: _Reader) -> Fraction:
+    reader.need(">=?", "`>=`")
+    at = reader.here
+    share = Fraction(reader.need(r"[0-9]+(?:\.[0-9]+)?", "a share, like 0.99 or 99%,"))
+    if reader.accept("%"):
+        share /= 100
+    if not 0 < share <= 1:
+        raise reader.complaint("attainment is a share above 0 and up to 1, or a percentage like 99%", at)
+    return share
+
+
+def _clause(reader: _Reader, metric: str, own: bool) -> tuple[Fraction, Clause]:
+    """The rest of a clause after its metric; a limit of a single request has no percentile."""
+    share = Fraction(100)
+    if not own:
+        reader.need(":", "a percentile, like :p99,")
+        reader.need("p", "a percentile, like p99,")
+        share = _percent(reader)
+    reader.need("<=?", "`<` with a limit")
+    return share, Clause(metric, float(share), _limit(reader))
 
 
 def _highest(clauses: list[Clause], metrics: tuple[str, ...]) -> int | None:
@@ -91,50 +122,56 @@ def _highest(clauses: list[Clause], metrics: tuple[str, ...]) -> int | None:
 
 def parse_slo(text: str) -> Slo:
     """Parse; SpecError with a caret under the first character that is wrong."""
+    reader = _Reader(text)
     clauses: list[Clause] = []
     own: list[Clause] = []
-    attainment: float | None = None
-    for at, part in _parts(text):
-        if share := _ATTAIN.fullmatch(part):
-            attainment = float(share[1]) / (100 if share[2] or float(share[1]) > 1 else 1)
-            if not 0 < attainment <= 1:
-                raise _complain(text, at, "attainment is a share between 0 and 1")
+    shares: list[Fraction] = []
+    attainment: Fraction | None = None
+    while reader.here < len(text):
+        if reader.accept(";"):
             continue
-        match = _CLAUSE.fullmatch(part)
-        if not match:
-            raise _mistake(text, at, part)
-        qualify, metric, percentile, limit = match.groups()
-        if metric not in METRICS:
-            raise _complain(text, at + match.start(2), f"unknown metric {metric!r}; known: {', '.join(METRICS)}")
-        if percentile is None and not qualify:
-            raise _complain(text, at + match.end(2), "a percentile is expected here, like :p99")
-        share_of = float(percentile) if percentile is not None else 100.0
-        if not 0 < share_of <= 100 or not math.isfinite(share_of):
-            raise _complain(text, at + match.start(3), "a percentile lies above 0 and up to 100")
-        clause = Clause(metric, share_of, _limit(text, at + match.start(4), limit))
-        (own if qualify else clauses).append(clause)
+        qualify = reader.accept(r"qualify\s*:") is not None
+        at = reader.here
+        metric = reader.need("[a-z0-9_]+", "a metric").lower()
+        if metric == "attainment" and not qualify:
+            if attainment is not None:
+                raise reader.complaint("attainment stands twice; keep one", at)
+            attainment = _attainment(reader)
+        elif metric not in METRICS:
+            raise reader.complaint(f"unknown metric {metric!r}; {nearest(metric, (*METRICS, 'attainment'))}", at)
+        else:
+            share, clause = _clause(reader, metric, qualify)
+            group = own if qualify else clauses
+            if any((c.metric, c.percentile) == (metric, clause.percentile) for c in group):
+                raise reader.complaint("this clause stands twice; keep one", at)
+            group.append(clause)
+            shares += [] if qualify else [share]
+        if reader.here < len(text) and text[reader.here] != ";":
+            raise reader.complaint("`;` or the end is expected here", reader.here)
     if not clauses and not own:
-        raise _complain(text, 0, "at least one clause is needed")
+        raise reader.complaint("at least one clause is needed", 0)
+    return _slo(clauses, own, attainment or (max(shares) / 100 if shares else _DEFAULT_ATTAINMENT), text)
+
+
+def _slo(clauses: list[Clause], own: list[Clause], attainment: Fraction, text: str) -> Slo:
     rules = own or clauses
-    top = max((c.percentile for c in clauses), default=99.0)
     return Slo(
-        tuple(clauses),
-        ttft_ns=_highest(rules, ("ttft",)),
-        mean_gap_ns=_highest(rules, ("itl", "tpot")),
-        e2el_ns=_highest(rules, ("e2el",)),
-        attainment=attainment if attainment is not None else top / 100,
-        text=text,
-    )
+        tuple(clauses), ttft_ns=_highest(rules, ("ttft",)), mean_gap_ns=_highest(rules, ("itl", "tpot")),
+        # The nearest float of the share as written: 999 of 1,000 attain 99.9 %, which 99.9 / 100 would deny.
+        e2el_ns=_highest(rules, ("e2el",)), attainment=float(attainment), text=text,
+    )  # fmt: skip
 
 
 def slo_from_goodput(text: str) -> str:
-    """vLLM's `--goodput ttft:500 tpot:50` (ms) as SLO text: per-request limits, attainment 0.99."""
-    parts = []
+    """vLLM's `--goodput ttft:500 tpot:50` (ms) as SLO text: those limits a request and on p99, attainment 0.99."""
+    parts: dict[str, str] = {}
     for item in text.replace(",", " ").split():
         name, _, value = item.partition(":")
-        if name not in METRICS or not re.fullmatch(r"\d+(\.\d+)?", value):
+        if name not in METRICS or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", value) or float(value) <= 0:
             raise SpecError(f"goodput: {item!r} cannot be read; write it like ttft:500 tpot:50, in ms")
-        parts.append(f"{name}:p99<{value}ms")
+        if name in parts:
+            raise SpecError(f"goodput: {name} stands twice in {text!r}; keep one")
+        parts[name] = f"{name}:p99<{value}ms"
     if not parts:
         raise SpecError("goodput: no limit given; write it like ttft:500 tpot:50, in ms")
-    return ";".join(parts)
+    return ";".join(parts.values())

@@ -1,5 +1,6 @@
 """Times of tokens, from runs of steps, against a server that kept every one of them."""
 
+import itertools
 import math
 
 import numpy as np
@@ -54,7 +55,7 @@ def test_populations_are_those_of_every_single_token(seed, trouble):
     seen = measured(replay)
     offered = [s for s in served if s.line.counted]
     assert finite(seen.ttft) == sorted(s.tokens_ns[0] - s.line.arrival_ns for s in offered)
-    assert finite(seen.itl) == sorted(b - a for s in offered for a, b in zip(s.tokens_ns, s.tokens_ns[1:]))
+    assert finite(seen.itl) == sorted(b - a for s in offered for a, b in itertools.pairwise(s.tokens_ns))
     own = sorted((s.tokens_ns[-1] - s.tokens_ns[0]) / (len(s.tokens_ns) - 1) for s in offered if s.line.asked > 1)
     assert finite(seen.tpot) == own
     assert finite(seen.e2el) == sorted(s.tokens_ns[-1] - s.line.arrival_ns for s in offered)

@@ -107,7 +107,7 @@ class Served:
 
 
 def toy_server(seed, num_requests=12, block_size=4, facts=None, trouble=0.0):
-    """(Replay, [Served], facts). One token a step for each that runs; `trouble`: chance of a preemption or pause."""
+    """(Replay, [Served], facts). One token a step each; `trouble`: chance of a preemption or pause."""
     rng = random.Random(seed)
     facts = facts or make_facts(
         block_size=block_size, num_blocks=4000, bytes_per_token=3, reserve=2, padding=5, extra=7
