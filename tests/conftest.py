@@ -31,3 +31,9 @@ def local_ray() -> Iterator[None]:
     start_ray(None, cpus=4, gpus=2)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One MLflow database a session: making its tables takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"

@@ -1,0 +1,110 @@
+"""One background thread that carries entries from the spool to wherever they are sent."""
+
+import threading
+from collections.abc import Callable
+
+from orchestrator.entries import Entry, decode, encode
+from orchestrator.spool import Spool
+
+_HELD_IN_MEMORY = 100
+_LONGEST_PAUSE_S = 30.0
+
+Send = Callable[[Entry, int], None]
+
+
+class SpoolWriter:
+    """`put` never blocks and never raises. `connect` is called on the thread, once; what it gives sends an entry.
+
+    Memory holds a number an entry. Only what a full disk refuses is held as text, and never more than 100 of it.
+    """
+
+    def __init__(self, spool: Spool, connect: Callable[[], Send]) -> None:
+        self.trouble = ""
+        self._spool, self._connect = spool, connect
+        self._failures = dict.fromkeys(spool.unsent, 0)  # by offset in the spool; negative: held in memory
+        self._held: dict[int, str] = {}
+        self._refused = 0
+        self._closing = threading.Event()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="kvknee-tracking", daemon=True)
+        self._thread.start()
+
+    def put(self, entry: Entry) -> None:
+        """Into the spool, or, where that fails, into memory."""
+        try:
+            text = encode(entry)
+        except Exception as error:
+            self.trouble, self._refused = f"an entry cannot be written: {error}", self._refused + 1
+            return
+        with self._changed:
+            key = self._keep(text)
+            if key is not None:
+                self._failures[key] = 0
+                self._changed.notify()
+
+    def _keep(self, text: str) -> int | None:
+        try:
+            return self._spool.append(text)
+        except (OSError, ValueError) as error:
+            self.trouble = f"the spool cannot be written: {error}"
+        if len(self._held) >= _HELD_IN_MEMORY:
+            self._refused += 1
+            return None
+        key = min(self._held, default=0) - 1
+        self._held[key] = text
+        return key
+
+    def close(self, timeout_s: float) -> int:
+        """Try once more what is left, for at most `timeout_s` -> entries unsent. May be called twice."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        with self._changed:
+            return len(self._failures) + self._refused
+
+    def _work(self) -> None:
+        pause_s, send = 0.0, None
+        while True:
+            if pause_s:
+                self._closing.wait(pause_s)
+            with self._changed:
+                self._changed.wait_for(lambda: self._failures or self._closing.is_set())
+                left = len(self._failures)
+            closing = self._closing.is_set()
+            if left:
+                send = send or self._connect()
+                sent = self._round(send)
+                pause_s = 0.0 if sent else min(_LONGEST_PAUSE_S, max(1.0, 2 * pause_s))
+            if closing and (not left or not sent):
+                return
+
+    def _round(self, send: Send) -> int:
+        """Try each once, those that failed before last -> how many went. Two failures in a row end the round."""
+        with self._changed:
+            due = sorted(self._failures, key=lambda key: (self._failures[key], key))
+        sent = in_a_row = 0
+        for key in due:
+            try:
+                self._carry(key, send)
+            except Exception as error:
+                self.trouble = f"{type(error).__name__}: {error}"
+                with self._changed:
+                    self._failures[key] += 1
+                in_a_row += 1
+                if in_a_row == 2:
+                    break
+            else:
+                sent, in_a_row = sent + 1, 0
+                with self._changed:
+                    del self._failures[key]
+                    self._held.pop(key, None)
+        return sent
+
+    def _carry(self, key: int, send: Send) -> None:
+        if key < 0:
+            send(decode(self._held[key]), key)
+            return
+        self._spool.sync()
+        send(decode(self._spool.text(key)), key)
+        self._spool.mark(key)
