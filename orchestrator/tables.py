@@ -8,6 +8,8 @@ from orchestrator.folder import SweepFolder
 from search_spaces.outcome import Outcome
 from trials.result import Accounts, Percentiles, TrialResult
 
+_PIPED_WIDTH = 150  # columns, where no terminal says how many there are
+
 
 def print_conclusion(found: Conclusion, folder: SweepFolder) -> None:
     """Verdict table, outcome in one sentence, tied set, notes, recipe and report."""
@@ -40,6 +42,8 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.text import Text
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPED_WIDTH)
     table = Table(*head, show_lines=False)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))

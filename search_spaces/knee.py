@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from search_spaces.noise import paired_interval
-from search_spaces.objective import Score
+from search_spaces.objective import Score, missed_words
 from search_spaces.outcome import ClauseSeen, Interval, Kind
 from search_spaces.space import Space
 from trials.spec import PoolPolicy
@@ -61,14 +61,22 @@ class Candidate:
 
     @property
     def why_not(self) -> tuple[str, ...]:
-        """Each ground once, with the repeats that met it where not all did."""
-        grounds: dict[str, list[int]] = {}
+        """Each bound that was missed, at its worst, then each other ground; with the repeats that met it."""
+        at: dict[str, list[int]] = {}
+        words: dict[str, str] = {}
+        for clause in self.clauses:
+            missed_in = [
+                r for r, t in sorted(self.trials.items()) if clause.text in {c.text for c in t.score.missed}
+            ]
+            if missed_in:
+                at[clause.text], words[clause.text] = missed_in, missed_words(clause)
         for repeat, trial in sorted(self.trials.items()):
-            for reason in trial.score.reasons:
-                grounds.setdefault(reason, []).append(repeat)
+            for ground in trial.score.grounds:
+                at.setdefault(ground, []).append(repeat)
+                words[ground] = ground
         every = len(self.trials)
         return tuple(
-            r if len(at) == every else f"{r} (repeat {', '.join(str(x) for x in at)})" for r, at in grounds.items()
+            words[k] if len(r) == every else f"{words[k]} (repeat {', '.join(map(str, r))})" for k, r in at.items()
         )
 
     @property

@@ -33,14 +33,22 @@ class Score:
     value: float | None
     constraints: tuple[tuple[str, float], ...]  # <= 0 holds; inf where a limit is missed without bound
     clauses: tuple[ClauseSeen, ...]
-    reasons: tuple[str, ...]  # why it cannot win; empty = feasible
-    binding: str = ""
+    grounds: tuple[str, ...] = ()  # beside its clauses: why it cannot win
     phases: tuple[PhaseScore, ...] = ()
     waste_per_token: tuple[tuple[str, float], ...] = ()  # load -> waste byte-seconds per qualified token
 
     @property
+    def missed(self) -> tuple[ClauseSeen, ...]:
+        return tuple(c for c in self.clauses if c.over is None or c.over > 0)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """All that speaks against it; empty where it is feasible."""
+        return (*(missed_words(c) for c in self.missed), *self.grounds)
+
+    @property
     def feasible(self) -> bool:
-        return self.value is not None and not self.reasons
+        return self.value is not None and not self.missed and not self.grounds
 
 
 def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") -> Score:
@@ -59,16 +67,12 @@ def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") 
         return Score(value, (("ineligible", 1.0),), (), ("no replay decides",))
     clauses = _clauses(decides, slo)
     marks = _marks(result, decides)
-    constraints = [(c.text, math.inf if c.over is None else c.over) for c in clauses]
-    constraints += [(name, 1.0) for name, _ in marks]
-    reasons = [_missed(c) for c in clauses if c.over is None or c.over > 0]
-    reasons += [words for _, words in marks]
-    if not reasons and not decides.holds:
+    if not marks and not decides.holds and all(c.over is not None and c.over <= 0 for c in clauses):
         # The measuring side knows more than the clauses (divergence bound): its word stands.
-        constraints.append(("holds", 1.0))
-        reasons.append("the replay that decides does not hold its SLO")
+        marks.append(("holds", "the replay that decides does not hold its SLO"))
+    constraints = [(c.text, math.inf if c.over is None else c.over) for c in clauses]
     return Score(
-        value, tuple(constraints), clauses, tuple(reasons), decides.binding or _binding(clauses),
+        value, (*constraints, *((name, 1.0) for name, _ in marks)), clauses, tuple(words for _, words in marks),
         tuple(PhaseScore(r.phase, OBJECTIVES[objective](r.metrics), r.holds and not r.void_because)
               for r in _by_phase(result, decides)),
         tuple((r.load, _waste(r)) for r in result.replays if r.phase == decides.phase and _counts(r)),
@@ -99,9 +103,16 @@ def _clauses(replay: ReplayResult, slo: Slo) -> tuple[ClauseSeen, ...]:
         limit = clause.limit_ns / 1e6
         over = None if observed is None else (observed - limit) / limit
         seen.append(ClauseSeen(text=clause.text, observed=observed, limit=limit, over=over))
-    short = (slo.attainment - replay.attainment) / slo.attainment
-    seen.append(ClauseSeen(text="attainment", observed=replay.attainment, limit=slo.attainment, over=short))
+    over = _attainment_over(replay.attainment, slo.attainment)
+    seen.append(ClauseSeen(text="attainment", observed=replay.attainment, limit=slo.attainment, over=over))
     return tuple(seen)
+
+
+def _attainment_over(attained: float, required: float) -> float | None:
+    """In units of the misses that are allowed, so that full attainment never looks like a bound that binds."""
+    if attained >= required:
+        return min((1 - attained) / (1 - required) - 1, 0.0) if required < 1 else -1.0
+    return (1 - attained) / (1 - required) - 1 if required < 1 else None
 
 
 def _marks(result: TrialResult, decides: ReplayResult) -> list[tuple[str, str]]:
@@ -118,17 +129,12 @@ def _marks(result: TrialResult, decides: ReplayResult) -> list[tuple[str, str]]:
     return marks
 
 
-def _missed(clause: ClauseSeen) -> str:
+def missed_words(clause: ClauseSeen) -> str:
+    """A bound that was missed, with what was seen."""
     if clause.text == "attainment":
         return f"attainment {clause.observed:.3g} under {clause.limit:.3g}"
     seen = "without bound" if clause.observed is None else f"{clause.observed:.4g} ms"
     return f"{clause.text} missed: {seen}"
-
-
-def _binding(clauses: tuple[ClauseSeen, ...]) -> str:
-    """The clause nearest to, or furthest beyond, its limit."""
-    worst = max(clauses, key=lambda c: math.inf if c.over is None else c.over, default=None)
-    return worst.text if worst else ""
 
 
 def _counts(replay: ReplayResult) -> bool:

@@ -146,12 +146,12 @@ def _miss_words(miss: NearestMiss | None) -> str:
         return ": no trial of the space gave a measurement"
     if miss.over is not None and miss.over <= 0:
         return f"; nearest is {miss.label}, which kept its SLO but may not win (see its verdict)"
-    unit = "" if miss.clause == "attainment" else " ms"
     if miss.over is None or miss.observed is None:
         return f"; nearest miss {miss.label}: {miss.clause} without bound"
+    unit, far = (" ms", "over it") if miss.clause != "attainment" else ("", "more misses than it allows")
     return (
         f"; nearest miss {miss.label}: {miss.clause} at {miss.observed:.4g}{unit} "
-        f"against {miss.limit:.4g}{unit}, off by {miss.over:.1%}"
+        f"against {miss.limit:.4g}{unit}, {miss.over:.1%} {far}"
     )
 
 
