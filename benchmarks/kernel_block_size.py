@@ -5,8 +5,11 @@
 The same sequences at every block size, beside two controls: the same kernel with one block of the longest
 sequence (what the kernel costs without a walk), and torch's attention over each sequence, contiguous. The two
 controls are told apart because torch's attention is another kernel, not the same one without paging. Every
-configuration is checked against torch's attention before it is timed; rounds go over all configurations in turn,
-so that a machine that slows down slows all of them. Times are CPU ms with one thread, wall ms with more.
+configuration is checked against torch's attention in float32 before it is timed; rounds go over all
+configurations in turn, so that a machine that slows down slows all of them. Times are CPU ms with one thread,
+wall ms with more.
+
+Dimension letters: L layers, S sequences, N blocks, K KV heads, B tokens a block, D head size, H query heads.
 """
 
 import argparse
@@ -16,18 +19,20 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from trials.engines.kernels.threads import prepare_process
 
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-SEQUENCES, LONGEST, KV_HEADS, GROUP, HEAD_DIM, LAYERS = 64, 512, 4, 2, 64, 4
+LAYERS, SEQUENCES, LONGEST, KV_HEADS, GROUP, HEAD_DIM = 4, 64, 512, 4, 2, 64
+DENSE = "contiguous, torch"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration. `block_size` 0: torch's attention over contiguous sequences."""
+    """One configuration: ms a layer at the median and at both tenths, and its largest error before timing."""
 
     name: str
     block_size: int
@@ -37,77 +42,98 @@ class Row:
     max_error: float
 
 
-def measure(threads: int, kv_dtype: str, rounds: int) -> list[Row]:
-    """Time every configuration; AssertionError where one computes something else than torch."""
-    import numpy as np
-    import torch
-    import torch.nn.functional as F
+class Bench:
+    """One set of sequences over one memory, which every configuration sees as blocks of its own size."""
 
-    from trials.engines.kernels.calls import as_stored, compile_kernels, decode_kernel, dense_decode, new_pool
+    def __init__(self, threads: int, kv_dtype: str) -> None:
+        import numpy as np
+        import torch
 
-    torch.set_num_threads(threads)
-    compile_kernels(kv_dtype, threads)
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(100, LONGEST + 1, SEQUENCES)
-    flat = new_pool((LAYERS, 2, SEQUENCES * LONGEST, KV_HEADS, 1, HEAD_DIM), kv_dtype).normal_()
-    query, out = (
-        torch.randn(SEQUENCES, KV_HEADS * GROUP, HEAD_DIM),
-        torch.empty(SEQUENCES, KV_HEADS * GROUP, HEAD_DIM),
-    )
-    rows, scale = np.arange(SEQUENCES), np.float32(HEAD_DIM**-0.5)
+        from trials.engines.kernels.calls import compile_kernels, new_pool
 
-    def configuration(block: int) -> tuple[torch.Tensor, "np.ndarray[tuple[int, int], np.dtype[np.int32]]"]:
-        """The same bytes seen as blocks of another size, and scattered block tables over them."""
-        pool = flat.view(LAYERS, 2, SEQUENCES * LONGEST // block, KV_HEADS, block, HEAD_DIM)
-        table = rng.permutation(pool.shape[2]).astype(np.int32).reshape(SEQUENCES, -1)
-        return pool, table
+        torch.set_num_threads(threads)
+        compile_kernels(kv_dtype, threads)
+        self.threads, self.kv_dtype = threads, kv_dtype
+        self.lengths = np.random.default_rng(0).integers(100, LONGEST + 1, SEQUENCES)
+        self.memory = new_pool((LAYERS, 2, SEQUENCES * LONGEST, KV_HEADS, 1, HEAD_DIM), kv_dtype).normal_()
+        self.query_SHD = torch.randn(SEQUENCES, KV_HEADS * GROUP, HEAD_DIM)
+        self.out_SHD = torch.empty_like(self.query_SHD)
 
-    def walk(block: int) -> Callable[[int], None]:
-        pool, table = configuration(block)
+    def _blocks(self, size: int):
+        """(pool [L, 2, N, K, B, D], block tables [S, blocks] scattered over it)."""
+        import numpy as np
+
+        pool = self.memory.view(LAYERS, 2, SEQUENCES * LONGEST // size, KV_HEADS, size, HEAD_DIM)
+        order = np.random.default_rng(size).permutation(pool.shape[2]).astype(np.int32)
+        return pool, order.reshape(SEQUENCES, -1)
+
+    def walk(self, size: int) -> Callable[[int], None]:
+        """The block-walking kernel; call with a layer."""
+        import numpy as np
+
+        from trials.engines.kernels.calls import as_stored, decode_kernel
+
+        pool, table = self._blocks(size)
         stored = [(as_stored(layer[0]), as_stored(layer[1])) for layer in pool]
-        kernel = decode_kernel(threads)
-        return lambda layer: kernel(query.numpy(), *stored[layer], table, rows, lengths, out.numpy(), scale)
+        query, out, kernel = self.query_SHD.numpy(), self.out_SHD.numpy(), decode_kernel(self.threads)
+        rows, scale = np.arange(SEQUENCES), np.float32(HEAD_DIM**-0.5)
+        return lambda layer: kernel(query, *stored[layer], table, rows, self.lengths, out, scale)
 
-    def dense() -> Callable[[int], None]:
-        pool, table = configuration(LONGEST)
-        blocks, counts = table[:, 0].tolist(), lengths.tolist()
-        return lambda layer: dense_decode(query, pool[layer], blocks, counts, out)
+    def dense(self) -> Callable[[int], None]:
+        """The contiguous control; call with a layer."""
+        from trials.engines.kernels.calls import dense_decode
 
-    def expected(block: int) -> torch.Tensor:
-        """torch's attention over the tokens of layer 0, gathered; the tables are those of `configuration`."""
-        pool, table = configuration(block)
-        results = []
-        for seq, length in enumerate(lengths.tolist()):
-            both = pool[0, :, table[seq]].transpose(1, 2).reshape(2, KV_HEADS, -1, HEAD_DIM)[:, :, :length].float()
-            heads = query[seq, None, :, None]
-            results.append(F.scaled_dot_product_attention(heads, both[:1], both[1:], enable_gqa=True)[0, :, 0])
-        return torch.stack(results)
+        pool, table = self._blocks(LONGEST)
+        blocks, lengths = table[:, 0].tolist(), self.lengths.tolist()
+        return lambda layer: dense_decode(self.query_SHD, pool[layer], blocks, lengths, self.out_SHD)
 
-    runs: dict[str, tuple[int, Callable[[int], None], float]] = {}
-    for name, block, make in [
-        *((f"block {b}", b, lambda b=b: walk(b)) for b in BLOCKS),
-        (f"one block of {LONGEST}", LONGEST, lambda: walk(LONGEST)),
-        ("contiguous, torch", 0, dense),
-    ]:
-        state = rng.bit_generator.state
-        call = make()
-        rng.bit_generator.state = state  # the oracle draws the same tables
+    def error(self, size: int, call: Callable[[int], None]) -> float:
+        """Largest difference of `call` on layer 0 from torch's float32 attention over the gathered tokens."""
+        import torch.nn.functional as F
+
         call(0)
-        error = float((expected(block or LONGEST) - out).abs().max())
-        assert error < (1e-5 if kv_dtype == "float32" or block else 2e-2), f"{name}: off by {error}"
-        runs[name] = (block, call, error)
-    clock = time.process_time if threads == 1 else time.perf_counter
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, (_, call, _) in runs.items():
-            for layer in range(LAYERS):
-                begin = clock()
-                call(layer)
-                times[name].append((clock() - begin) * 1e3)
-    return [
-        Row(name, block, *(round(float(np.quantile(times[name], q)), 3) for q in (0.5, 0.1, 0.9)), error)
-        for name, (block, _, error) in runs.items()
-    ]
+        pool, table = self._blocks(size)
+        worst = 0.0
+        for seq, length in enumerate(self.lengths.tolist()):
+            both = pool[0, :, table[seq]].transpose(1, 2).reshape(2, KV_HEADS, -1, HEAD_DIM)[:, :, :length].float()
+            query = self.query_SHD[seq, None, :, None]
+            expected = F.scaled_dot_product_attention(query, both[:1], both[1:], enable_gqa=True)[0, :, 0]
+            worst = max(worst, float((expected - self.out_SHD[seq]).abs().max()))
+        return worst
+
+    def measure(self, rounds: int) -> list[Row]:
+        """All configurations; AssertionError where one computes something else than torch."""
+        import numpy as np
+
+        calls = {f"block {size}": (size, self.walk(size)) for size in BLOCKS}
+        calls[f"one block of {LONGEST}"] = LONGEST, self.walk(LONGEST)
+        calls[DENSE] = LONGEST, self.dense()
+        errors = {name: self.error(size, call) for name, (size, call) in calls.items()}
+        for name, error in errors.items():
+            rounded = name == DENSE and self.kv_dtype != "float32"  # torch multiplies in the pool's own dtype
+            assert error < (2e-2 if rounded else 1e-5), f"{name} differs from torch's attention by {error}"
+        clock = time.process_time if self.threads == 1 else time.perf_counter
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(rounds):
+            for name, (_, call) in calls.items():
+                for layer in range(LAYERS):
+                    begin = clock()
+                    call(layer)
+                    times[name].append((clock() - begin) * 1e3)
+        spread = {name: np.quantile(found, (0.5, 0.1, 0.9)).round(3).tolist() for name, found in times.items()}
+        return [Row(name, calls[name][0], *spread[name], errors[name]) for name in calls]
+
+
+def table(found: list[Row], bench: Bench, where: TextIO) -> None:
+    best = min(row.median_ms for row in found if row.name != DENSE)
+    clock = "CPU" if bench.threads == 1 else "wall"
+    heads = f"{KV_HEADS} KV heads of {HEAD_DIM}, {GROUP} query heads each"
+    print(f"{SEQUENCES} sequences of 100 to {LONGEST} tokens, {heads}", file=where)
+    print(f"{bench.kv_dtype}, {bench.threads} thread(s), {clock} ms a layer", file=where)
+    print(f"{'':<20} {'median':>8} {'p10':>8} {'p90':>8} {'x best':>7}", file=where)
+    for row in found:
+        times = f"{row.median_ms:>8.2f} {row.low_ms:>8.2f} {row.high_ms:>8.2f}"
+        print(f"{row.name:<20} {times} {row.median_ms / best:>7.2f}", file=where)
 
 
 def main() -> None:
@@ -118,30 +144,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     given = parser.parse_args()
     prepare_process(given.threads)
-    found = measure(given.threads, given.kv_dtype, given.rounds)
-    best = min(row.median_ms for row in found if row.block_size)
-    where = sys.stderr if given.json == "-" else sys.stdout
-    print(
-        f"{SEQUENCES} sequences of 100 to {LONGEST} tokens, {KV_HEADS} KV heads of {HEAD_DIM}, "
-        f"{GROUP} query heads each,",
-        file=where,
-    )
-    print(
-        f"{given.kv_dtype}, {given.threads} thread(s); {'CPU' if given.threads == 1 else 'wall'} ms a layer",
-        file=where,
-    )
-    print(f"{'':<20} {'median':>8} {'p10':>8} {'p90':>8} {'x best':>7}", file=where)
-    for row in found:
-        print(
-            f"{row.name:<20} {row.median_ms:>8.2f} {row.low_ms:>8.2f} {row.high_ms:>8.2f} "
-            f"{row.median_ms / best:>7.2f}",
-            file=where,
-        )
+    bench = Bench(given.threads, given.kv_dtype)
+    found = bench.measure(given.rounds)
+    table(found, bench, sys.stderr if given.json == "-" else sys.stdout)
     if given.json:
-        text = json.dumps(
-            {"threads": given.threads, "kv_dtype": given.kv_dtype, "rows": [asdict(r) for r in found]}, indent=1
-        )
-        print(text) if given.json == "-" else Path(given.json).write_text(text + "\n", encoding="utf-8")
+        rows = [asdict(row) for row in found]
+        text = json.dumps({"threads": given.threads, "kv_dtype": given.kv_dtype, "rows": rows}, indent=1) + "\n"
+        if given.json == "-":
+            sys.stdout.write(text)
+        else:
+            Path(given.json).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

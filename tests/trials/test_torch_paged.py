@@ -12,13 +12,19 @@ import pytest
 import torch
 from test_torch_model import WholeSequence
 
-from trials.engine import PoolGeometry, Refused, StepShape
+from trials.content import Content
+from trials.engine import EngineFacts, PoolGeometry, Refused, StepShape, Work
 from trials.engines.kernels.calls import BadBlock, num_signatures
 from trials.engines.kernels.config import TorchConfig, kv_bytes, why_refused
+from trials.engines.kernels.resident import PeakResident, release_freed_memory
+from trials.engines.own import PagedEngine
 from trials.engines.torch_model import LlamaModel
 from trials.engines.torch_paged import PlanMismatch, TorchExecution, open_execution
 from trials.model import ModelSpec
 from trials.plan import Chunk, Plan, Run
+from trials.ragged import Ragged
+from trials.spec import PoolPolicy
+from trials.trace import Trace, TraceMeta
 
 MODEL = ModelSpec(
     num_layers=2, num_kv_heads=2, num_query_heads=4, head_dim=16, hidden_size=48,
@@ -296,7 +302,22 @@ def test_device_accounts_are_the_tensors_storage() -> None:
     assert device.block_tables == 8 * (MAX_LEN // 16) * 4
     assert device.weights == MODEL.weights_bytes + 5 * 48 * 4
     assert device.workspace > 0
-    assert device.observed >= device.resident > device.allocator_reserve > 0
+    assert device.observed >= device.resident > 0
+    assert device.allocator_reserve > 0
+
+
+def test_the_peak_outlives_the_memory_that_made_it() -> None:
+    peak = PeakResident()
+    peak.reset()
+    low = peak.look()
+    passing = np.ones(32 << 20, np.uint8)
+    high = peak.look()
+    del passing
+    release_freed_memory()
+    assert peak.look() < high
+    assert peak.bytes >= high > low + (24 << 20)
+    peak.reset()
+    assert peak.bytes < high
 
 
 @pytest.mark.parametrize(
@@ -316,6 +337,70 @@ def test_what_cannot_run_is_refused_in_words(change: dict[str, object], words: s
     assert isinstance(refused, Refused)
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(refused.words)
+
+
+SHARED_ROWS = 24
+
+
+def shared_trace() -> Trace:
+    """Requests of three families; within a family prompts share their leading ids of 8 tokens."""
+    rng = np.random.default_rng(1)
+    prompts, outputs = rng.integers(1, 60, SHARED_ROWS), rng.integers(1, 40, SHARED_ROWS)
+    shared = [int(rng.integers(0, prompt // 8 + 1)) for prompt in prompts]
+    ids = [[100 * (row % 3) + n for n in range(count)] for row, count in enumerate(shared)]
+    zero, none = np.zeros(SHARED_ROWS, np.int64), np.full(SHARED_ROWS, -1, np.int64)
+    return Trace(
+        arrival_ns=zero, num_prompt_tokens=prompts, num_output_tokens=outputs, session=none, priority=zero,
+        parent=none, inherited_tokens=zero, starts=zero, think_ns=zero, cancel_after_ns=none,
+        cancel_after_tokens=none, after=Ragged.empty(SHARED_ROWS), prefix_ids=Ragged.of(ids),
+        meta=TraceMeta(tokens_per_id=8, tail_rule="floor"),
+    )  # fmt: skip
+
+
+def answers_of_the_engine(policy: PoolPolicy, num_tokens: int) -> tuple[dict[int, list[int]], int, int]:
+    """The real scheduler over a tight pool: (tokens by row, preemptions, prefix tokens hit)."""
+    trace = shared_trace()
+    content = Content(trace)
+    setting = config(
+        policy.block_size, policy.layout, num_tokens, max_num_seqs=policy.max_num_seqs, max_model_len=120
+    )
+    size = 120 if policy.layout == "contiguous" else policy.block_size
+    geometry = replace(setting.geometry, block_size=size, num_blocks=num_tokens // size)
+    execution = TorchExecution(
+        replace(setting, geometry=geometry), lambda row: content.prompt_tokens(row, MODEL.vocab_size)
+    )
+    facts = EngineFacts("torch_paged", "", "measured", "wall", (geometry,), 1, (), max_model_len=120)
+    engine = PagedEngine(facts, policy, content, execution)
+    engine.start(cold=True)
+    poison(execution, list(range(geometry.num_blocks)))
+    todo, preempted, hit, steps = list(range(SHARED_ROWS)), 0, 0, 0
+    while True:
+        if todo and steps % 2 == 0:
+            row = todo.pop(0)
+            assert (
+                engine.add(Work(row, int(trace.num_prompt_tokens[row]), int(trace.num_output_tokens[row]))) is None
+            )
+        step = engine.step()
+        steps += 1
+        if step is not None:
+            preempted += len(step.preempted)
+            hit += sum(tokens for _, tokens in step.admitted)
+        elif not todo:
+            break
+    answers = {row: execution.delivered(row) for row in range(SHARED_ROWS)}
+    assert [len(answers[row]) for row in answers] == trace.num_output_tokens.tolist()
+    return answers, preempted, hit
+
+
+def test_tokens_depend_on_neither_sharing_nor_eviction_nor_preemption() -> None:
+    shape = {"max_model_len": 120, "max_num_seqs": 12, "max_num_batched_tokens": 64}
+    alone, preempted, hit = answers_of_the_engine(PoolPolicy(layout="contiguous", **shape), 4800)
+    assert (preempted, hit) == (0, 0)
+    for block, num_tokens in ((1, 170), (4, 180), (5, 200), (16, 208)):
+        answers, preempted, hit = answers_of_the_engine(PoolPolicy(block_size=block, **shape), num_tokens)
+        assert answers == alone
+        assert preempted > 5
+        assert hit > 20
 
 
 _FRESH = """

@@ -115,7 +115,7 @@ class TorchExecution:
     def device(self) -> DeviceBytes:
         """Storages of our tensors beside the process's peak; `allocator_reserve` is what the interpreter and
         the libraries, compiled kernels included, held before the first of our tensors was made."""
-        self._peak.look()
+        resident = self._peak.look()
         return DeviceBytes(
             pool=self.attention.pool_bytes,
             block_tables=self.attention.table_RM.nbytes,
@@ -123,7 +123,7 @@ class TorchExecution:
             workspace=self.model.workspace_bytes + self.attention.workspace_bytes,
             allocator_reserve=self._baseline_bytes,
             observed=self._peak.bytes,
-            resident=resident_bytes(),
+            resident=resident,
         )
 
     def _admit(self, run: Run) -> None:

@@ -42,8 +42,11 @@ class PeakResident:
             self._cleared = False
         self.bytes = resident_bytes()
 
-    def look(self) -> None:
-        self.bytes = max(self.bytes, resident_bytes(), _high_water() if self._cleared else 0)
+    def look(self) -> int:
+        """Bring `bytes` up to date; returns the size now."""
+        now = resident_bytes()
+        self.bytes = max(self.bytes, now, _high_water() if self._cleared else 0)
+        return now
 
 
 def _high_water() -> int:
