@@ -94,4 +94,4 @@ def hit_rate(requests: Requests) -> float:
 def shared_bytes_saved(facts: EngineFacts, seen: Held) -> int:
     """Time mean of the bytes that live sequences hold, a block counted once a holder, less what they occupy."""
     saved = (seen.lane["logical_tokens"] - seen.lane["payload_tokens"]) * facts.groups[0].bytes_per_token
-    return round(seen.byte_seconds(saved) / seen.seconds) if seen.seconds else 0
+    return round(seen.time_mean(saved))

@@ -58,16 +58,10 @@ def measure(replay: Replay, facts: EngineFacts, slo: Slo) -> ReplayResult:
     lengths = by_length(replay, runs, facts, scene.seen, fate.offered)
     return ReplayResult(
         phase="cold" if replay.phase == "cold" else "steady", load=replay.load, clock=replay.clock,
-        stopped_early=replay.stopped_early, void_because=_void(scene), observation=_observation(scene),
-        counts=counts, metrics=metrics, ledger=book.model_copy(update={"by_length": lengths}),
+        stopped_early=replay.stopped_early, void_because=tuple(replay.void_because),
+        observation=_observation(scene), counts=counts, metrics=metrics, ledger=book.model_copy(update={"by_length": lengths}),
         holds=held_slo.holds, attainment=held_slo.attainment, binding=held_slo.binding,
     )  # fmt: skip
-
-
-def _void(scene: _Scene) -> tuple[str, ...]:
-    wrong = int(scene.fate.wrong_length.sum())
-    more = (f"{wrong} requests were answered with another length than the trace's",) if wrong else ()
-    return (*scene.replay.void_because, *more)
 
 
 def _observation(scene: _Scene) -> Observation:

@@ -8,11 +8,12 @@ import numpy as np
 
 from trials.engine import EngineFacts
 from trials.ledger import account_bytes, unbalanced_rows
-from trials.percentiles import spread
+from trials.percentiles import integral, spread
 from trials.recording import LEDGER_COLUMNS, Ints, Replay
 from trials.result import Accounts, Ledger
 
 ACCOUNTS = tuple(Accounts.model_fields)
+NS = 10**9  # in a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,15 @@ class Held:
 
     @property
     def seconds(self) -> float:
-        return float(self.lasted_ns.sum()) / 1e9
+        return int(self.lasted_ns.sum()) / NS
 
     def byte_seconds(self, num_bytes: Ints) -> float:
-        """Integral of a byte column over the window."""
-        return float(np.sum(num_bytes * (self.lasted_ns / 1e9)))
+        """Integral of a byte column over the window, summed in whole byte-nanoseconds."""
+        return integral(num_bytes, self.lasted_ns) / NS
+
+    def time_mean(self, column: Ints) -> float:
+        """0 where the window has no rows."""
+        return integral(column, self.lasted_ns) / max(int(self.lasted_ns.sum()), 1)
 
 
 def held(replay: Replay, facts: EngineFacts) -> Held:
@@ -87,7 +92,7 @@ def ledger(replay: Replay, facts: EngineFacts, seen: Held) -> Ledger:
     slots = lane["payload_tokens"] + lane["tail_slack_tokens"] + lane["reserved_ahead_tokens"]
     logical, physical = spread(lane["logical_tokens"], lasted), spread(lane["payload_tokens"], lasted)
     allocated = spread(slots, lasted)
-    means = {name: seen.byte_seconds(seen.accounts[name]) / (seen.seconds or 1.0) for name in ACCOUNTS}
+    means = {name: seen.time_mean(seen.accounts[name]) for name in ACCOUNTS}
     peak_step, peak = _peak(seen)
     first = facts.groups[0]
     pool = sum(group.pool_bytes for group in facts.groups) * facts.ranks

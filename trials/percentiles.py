@@ -18,6 +18,22 @@ Numbers = NDArray[Any]  # int64 or float64
 _NS_PER_MS = 1e6
 
 
+def integral(values: Ints, weights: Ints) -> int:
+    """Sum of values x weights, [K] each, no weight negative: exact, however large; the same on every machine."""
+    total = int(weights.sum())
+    if total == 0:
+        return 0
+    if values.min() < 0:
+        return integral(np.maximum(values, 0), weights) - integral(np.maximum(-values, 0), weights)
+    bits = 62 - total.bit_length()  # of the values, so many at a time, keep a partial sum inside int64
+    if bits < 1 or weights.min() < 0:
+        raise ValueError(f"an integral needs weights that are not negative, of a total below 2**61, got {total}")
+    most, out = int(values.max()), 0
+    for shift in range(0, max(most.bit_length(), 1), bits):
+        out += int(np.sum((values >> shift & (1 << bits) - 1) * weights)) << shift
+    return out
+
+
 @dataclass(frozen=True, slots=True)
 class Population:
     """`values` ascending [K], `upto` [K]: how many entries lie at or below each; `infinite` more lie above all."""
@@ -35,16 +51,14 @@ class Population:
         return int(self.upto[-1]) if len(self.upto) else 0
 
     @property
-    def total(self) -> float:
-        """Sum of the finite entries."""
-        return float(np.sum(self.values * np.diff(self.upto, prepend=0).astype(np.float64)))
-
-    @property
     def mean(self) -> float:
-        """inf where any entry is; NaN where there is none."""
-        if self.infinite:
-            return math.inf
-        return self.total / self.num_finite if self.num_finite else math.nan
+        """inf where any entry is; NaN where there is none. Whole numbers are summed exactly."""
+        if self.infinite or not self.num_finite:
+            return math.inf if self.infinite else math.nan
+        weights = np.diff(self.upto, prepend=0)
+        if self.values.dtype == np.int64:
+            return integral(self.values, weights) / self.num_finite
+        return float(np.sum(self.values * weights.astype(np.float64))) / self.num_finite
 
     def at(self, rank: int) -> float | int:
         """The entry of that rank, 0 the least."""

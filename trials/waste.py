@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from trials.engine import Cause, EngineFacts
 from trials.latency import Flags, Runs
-from trials.occupancy import Held
+from trials.occupancy import NS, Held
+from trials.percentiles import integral
 from trials.recording import Ints, Replay
 
 Floats = NDArray[np.float64]
@@ -57,7 +58,7 @@ def never_filled(replay: Replay, runs: Runs, seen: Held, block_size: int) -> flo
     A preemption gives slack back as an end does.
     """
     parts, upto = stretches(replay, runs, block_size), _elapsed(seen)
-    return float(np.sum(parts.slack * ((upto[parts.last + 1] - upto[parts.taken]) / 1e9)))
+    return integral(parts.slack, upto[parts.last + 1] - upto[parts.taken]) / NS
 
 
 def stranded(replay: Replay, seen: Held) -> dict[str, float]:

@@ -61,9 +61,11 @@ def test_tokens_of_a_request_that_missed_its_limits_are_not_qualified():
     assert (result.counts.completed, result.counts.qualified, result.metrics.qualified_output_tokens) == (2, 1, 6)
 
 
-def test_an_answer_of_another_length_voids_the_replay():
-    result = measure(make_replay([Line(0, 5, 4, [(0, 3)])], [STEP] * 3), make_facts(), SLO)
-    assert "another length" in result.void_because[0]
+def test_an_answer_of_another_length_is_failed_and_what_voids_the_replay_is_passed_on():
+    replay = make_replay([Line(0, 5, 4, [(0, 3)])], [STEP] * 3)
+    replay.void_because = ["1 request was delivered another length"]
+    result = measure(replay, make_facts(), SLO)
+    assert result.void_because == ("1 request was delivered another length",)
     assert (result.counts.completed, result.counts.failed, result.counts.qualified) == (0, 1, 0)
 
 
@@ -142,3 +144,9 @@ def test_four_million_tokens_are_measured_in_about_a_second():
     took = time.process_time() - began
     assert result.metrics.itl_ms.n == replay.requests.num_delivered.sum() - 20_000
     assert took < 3.0  # 0.6 s measured; a busy machine gets room, a loop over tokens does not
+
+
+def test_a_broken_ledger_is_measured_and_shown_and_never_hidden_by_a_crash():
+    replay, _, facts = toy_server(5)
+    replay.ledger["free_blocks"][3] = -7
+    assert measure(replay, facts, SLO).ledger.unbalanced_rows == 1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.percentiles import percentile, percentiles_ms, population, spread
+from trials.percentiles import integral, percentile, percentiles_ms, population, spread
 
 PAIRS = st.lists(st.tuples(st.integers(-(1 << 40), 1 << 40), st.integers(0, 7)), min_size=1, max_size=30)
 SHARES = st.one_of(st.sampled_from([0, 10, 50, 90, 95, 99, 99.9, 100]), st.floats(0, 100))
@@ -72,3 +72,19 @@ def test_a_spread_weighs_by_time(pairs):
         assert (seen.p10, seen.peak) == (np.percentile(whole, 10), whole.max())
     else:
         assert (seen.mean, seen.p10, seen.peak) == (0, 0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(-(1 << 45), 1 << 45), st.integers(0, 1 << 50)), max_size=20))
+def test_an_integral_is_exact_beyond_what_int64_holds(pairs):
+    values, weights = columns(pairs)
+    assert integral(values, weights) == sum(v * w for v, w in pairs)
+
+
+def test_an_integral_over_negative_weights_is_refused():
+    with pytest.raises(ValueError, match="not negative"):
+        integral(np.array([1, 1]), np.array([-1, 5]))
+
+
+def test_the_time_mean_of_a_constant_is_the_constant():
+    lasted = np.arange(1, 1000) * 7919
+    assert spread(np.full(999, (1 << 40) + 1), lasted).mean == (1 << 40) + 1

@@ -12,10 +12,7 @@ MS = 1_000_000
 
 def test_clauses_bound_the_population_and_set_the_limits_of_a_request():
     slo = parse_slo("ttft:p99<500ms;itl:p90<50ms")
-    assert [(c.metric, c.percentile, c.limit_ns) for c in slo.clauses] == [
-        ("ttft", 99, 500 * MS),
-        ("itl", 90, 50 * MS),
-    ]
+    assert slo.clauses == (Clause("ttft", 99, 500 * MS), Clause("itl", 90, 50 * MS))
     assert (slo.ttft_ns, slo.mean_gap_ns, slo.e2el_ns, slo.attainment) == (500 * MS, 50 * MS, None, 0.99)
 
 
