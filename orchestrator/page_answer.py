@@ -8,26 +8,22 @@ from search_spaces.verdicts import UNITS
 
 
 def answer(sweep: Sweep) -> str:
-    done = sum(r.state != "running" for r in sweep.records)
+    so_far = f"So far {sweep.ended} trials ended, {len(sweep.records) - sweep.ended} are running."
     if sweep.outcome is None:
-        best = f"So far {done} of {_asked(sweep)} trials ended; nothing is chosen until the sweep is."
+        best = f"{so_far} Nothing is chosen yet."
         words = [f'<p class="sentence">{text(best)}</p>', _evidence_badges(sweep)]
         return f'<div class="answer">{"".join(words)}</div>'
     outcome = sweep.outcome
     words = [
         f'<p class="sentence">{text(outcome.sentence)}</p>',
         _evidence_badges(sweep) + badge(f"outcome: {outcome.kind}", "kind-of-outcome"),
+        paragraph(so_far) if sweep.unfinished else "",
         *(paragraph(line) for line in _intervals(outcome)),
         paragraph(f"Binding: {outcome.binding}.") if outcome.binding else "",
         paragraph("Cold and steady phase name different winners: inspect.") if not outcome.phases_agree else "",
         items(outcome.notes),
     ]
     return f'<div class="answer">{"".join(words)}</div>'
-
-
-def _asked(sweep: Sweep) -> str:
-    trials = sweep.settings.get("trials")
-    return str(trials) if isinstance(trials, int) else f"{len(sweep.records)} begun"
 
 
 def _evidence_badges(sweep: Sweep) -> str:
@@ -50,8 +46,8 @@ def _intervals(outcome: Outcome) -> list[str]:
     ]
     if won.behind_best is not None and won.behind_best.mean > 0:
         lines.append(f"It is behind the best mean by {_interval(won.behind_best)}, which is within the tie.")
-    if outcome.tied:
-        lines.append(f"Tied: {', '.join(outcome.tied)}. {outcome.noise}")
+    if set(outcome.tied) - {won.label}:
+        lines.append(f"Tied: {', '.join(outcome.tied)}. How ties are judged: {outcome.noise}.")
     if outcome.smallest_effect is not None:
         lines.append(f"The smallest difference that this sweep could have seen is {outcome.smallest_effect:.1%}.")
     return lines
@@ -89,7 +85,7 @@ def knee(sweep: Sweep) -> str:
         head += [f"{q.panel.name}, {q.panel.unit} ({q.panel.evidence})", "lowest", "highest"]
     rows: list[list[Value]] = []
     for i, s in enumerate(sweep.shown):
-        row: list[Value] = [s.label, s.block_size, s.role, s.feasible]
+        row: list[Value] = [s.title, s.block_size, s.role, s.feasible]
         for p in points:
             row += [p[i].middle, p[i].low, p[i].high]
         rows.append(row)

@@ -38,7 +38,7 @@ def candidates(sweep: Sweep) -> str:
     for s in sweep.shown:
         results = s.results
         means: list[Value] = [_mean([read(r) for r in results]) for _, read in _METRICS]
-        rows.append([s.label, len(results), *means, s.evidence, Cell("; ".join(s.why_not), "text")])
+        rows.append([s.title, len(results), *means, s.evidence, Cell("; ".join(s.why_not), "text")])
     marks = [s.role == "chosen" for s in sweep.shown]
     each = table("Every trial", ["trial", "candidate", "repeat", "state", "attempts", "reused from", "reason"],
                  [_trial_row(sweep, r) for r in sweep.records])  # fmt: skip

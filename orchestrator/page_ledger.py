@@ -20,7 +20,7 @@ class _Drawn:
 
     @property
     def title(self) -> str:
-        return f"{self.shown.label} ({self.shown.role})"
+        return self.shown.title
 
 
 def ledgers(sweep: Sweep) -> str:
@@ -84,8 +84,8 @@ def tokens(sweep: Sweep) -> str:
 
 def _drawn(sweep: Sweep) -> list[_Drawn]:
     """The winner first, then controls; before there is a winner, whatever has a ledger."""
-    order = {"chosen": 0, "control": 1, "tied": 2, "candidate": 3}
-    wanted = [s for s in sweep.shown if s.role in ("chosen", "control") or sweep.outcome is None]
+    order = {"chosen": 0, "tied": 1, "control": 1, "candidate": 2}
+    wanted = [s for s in sweep.shown if s.role == "chosen" or s.controls or sweep.outcome is None]
     out = []
     for i, s in enumerate(sorted(wanted, key=lambda s: order[s.role])[:_MOST]):
         binned = _binned(s)

@@ -157,7 +157,7 @@ def _scatter(axes: Any, group: Sequence[KneePoint], marker: str, colour: str, si
     below = middle - np.array([p.middle if p.low is None else p.low for p in group], float)
     above = np.array([p.middle if p.high is None else p.high for p in group], float) - middle
     faces = [colour if p.feasible else "none" for p in group]
-    axes.errorbar(x, middle, yerr=[below, above], fmt="none", ecolor=colour, elinewidth=1, capsize=3, zorder=2)
+    axes.errorbar(x, middle, yerr=[below, above], fmt="none", color=colour, elinewidth=1, capsize=3, zorder=2)
     axes.scatter(x, middle, s=size, marker=marker, facecolors=faces, edgecolors=colour, linewidths=1.2,
                  label=group[0].role, zorder=3)  # fmt: skip
 

@@ -151,6 +151,7 @@ def write_recipe(folder: Path) -> Path | None:
     sweep = SweepFolder(folder)
     outcome = sweep.load_outcome()
     if outcome is None or outcome.winner_trial is None:
+        _forget(sweep)
         return None
     records = sweep.load_trials()
     winner = next((r for r in records if r.number == outcome.winner_trial), None)
@@ -163,6 +164,17 @@ def write_recipe(folder: Path) -> Path | None:
     )
     write_text(sweep.recipe_yaml, text)
     return sweep.recipe_yaml
+
+
+def _forget(sweep: SweepFolder) -> None:
+    """An earlier recipe must not name a winner that knee.json does not."""
+    for path in (sweep.recipe_yaml, *_beside_paths(sweep)):
+        path.unlink(missing_ok=True)
+
+
+def _beside_paths(sweep: SweepFolder) -> tuple[Path, Path]:
+    stem = sweep.recipe_yaml.stem
+    return sweep.path / f"{stem}.lock.parquet", sweep.path / f"{stem}.ledger.parquet"
 
 
 def _recipe(sweep: SweepFolder, outcome: Outcome, winner: TrialRecord, repeats: Sequence[TrialResult]) -> Recipe:
@@ -250,11 +262,12 @@ def _write_beside(sweep: SweepFolder, winner: TrialRecord, result: TrialResult) 
     if missing:
         raise SpecError(f"{winner.folder / 'requests.parquet'}: columns missing: {', '.join(missing)}")
     ledger = read_table(winner.folder / "ledger.parquet")
-    stem = sweep.recipe_yaml.stem
-    lock = _beside(sweep.path / f"{stem}.lock.parquet", requests.select(LOCK_COLUMNS))
     if winner.spec.measure.ladder is not None and result.decides is not None:
-        ledger = rows_of(ledger, result.replays[result.decides].phase, result.replays[result.decides].load)
-    return lock, _beside(sweep.path / f"{stem}.ledger.parquet", ledger.select(account_columns(ledger)))
+        decided = result.replays[result.decides]
+        ledger = rows_of(ledger, decided.phase, decided.load)
+    lock_path, ledger_path = _beside_paths(sweep)
+    lock = _beside(lock_path, requests.select(LOCK_COLUMNS))
+    return lock, _beside(ledger_path, ledger.select(account_columns(ledger)))
 
 
 def account_columns(ledger: Any) -> list[str]:

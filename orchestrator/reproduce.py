@@ -31,6 +31,7 @@ _LOCKED = "import sys; from trials.worker import main; sys.exit(main([*sys.argv[
 _COLUMN_WORDS = {"arrival_ns": "row timestamps", "num_prompt_tokens": "prompt lengths",
                  "num_output_tokens": "answer lengths", "prefix_ids": "prefix ids"}  # fmt: skip
 _SHORT = 12
+_PROBE_MOVED = 0.15  # as a sweep judges it
 
 
 class _Model(BaseModel):
@@ -86,12 +87,18 @@ class _Seen:
 
 
 def run_worker(spec: TrialSpec, out: Path, lock: Path | None) -> str:
-    """One trial in a new process, as a sweep runs it; with a lock, by its steps."""
-    from orchestrator.launch import WORKER, Launch, launch
+    """One trial in a new process from the code that is installed here, as a sweep runs it."""
     from orchestrator.package import install, pack
 
+    return run_package(install(pack()), spec, out, lock)
+
+
+def run_package(package: Path, spec: TrialSpec, out: Path, lock: Path | None) -> str:
+    """One trial in a new process from the code in `package`; with a lock, by its steps."""
+    from orchestrator.launch import WORKER, Launch, launch
+
     worker = WORKER if lock is None else ("-P", "-c", _LOCKED, str(lock))
-    ended = launch(spec, out, Launch(install(pack()), worker=worker))
+    ended = launch(spec, out, Launch(package, worker=worker))
     tail = f"; its last words:\n{ended.log_tail}" if ended.reason and ended.log_tail else ""
     return ended.reason + tail
 
@@ -180,9 +187,13 @@ def _without_group(line: str) -> str:
 
 def _environment(recipe: Recipe, attempt: AttemptRecord) -> tuple[str, ...]:
     found = attempt.info.get("environment")
-    if not isinstance(found, Mapping):
-        return ()
-    return tuple(changed_parts(recipe.environment, {k: str(v) for k, v in found.items()}))
+    lines = []
+    if isinstance(found, Mapping):
+        lines += changed_parts(recipe.environment, {k: str(v) for k, v in found.items()})
+    before, now = recipe.calibration.get("probe_s"), attempt.probe_s
+    if isinstance(before, int | float) and now is not None and abs(now / before - 1) > _PROBE_MOVED:
+        lines.append(f"machine speed (probe): {before:.3g} s -> {now:.3g} s ({now / before - 1:+.0%})")
+    return tuple(lines)
 
 
 def _digest_words(recipe: Recipe, result: TrialResult | None, which: str) -> list[str]:

@@ -23,7 +23,7 @@ _ALWAYS = ("ttft", "itl")
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One candidate over its repeats. `why_not` is why it is not feasible; `known` its entry in knee.json."""
+    """One candidate over its repeats. `why_not`: why it is not feasible."""
 
     label: str
     block_size: int
@@ -32,7 +32,14 @@ class Shown:
     feasible: bool
     records: tuple[TrialRecord, ...]
     why_not: tuple[str, ...] = ()
-    known: CandidateOutcome | None = None
+    controls: tuple[str, ...] = ()  # the controls that it answers to
+
+    @property
+    def title(self) -> str:
+        """The label with what is worth saying of it."""
+        others = [c for c in self.controls if c not in self.label]
+        words = [*([self.role] if self.role != "candidate" else []), *others]
+        return f"{self.label} ({', '.join(words)})" if words else self.label
 
     @property
     def results(self) -> tuple[TrialResult, ...]:
@@ -65,6 +72,14 @@ class Sweep:
     @property
     def chosen(self) -> Shown | None:
         return next((s for s in self.shown if s.role == "chosen"), None)
+
+    @property
+    def ended(self) -> int:
+        return sum(r.state != "running" for r in self.records)
+
+    @property
+    def unfinished(self) -> bool:
+        return self.outcome is None or self.ended < len(self.records)
 
     @property
     def evidence(self) -> str:
@@ -125,13 +140,13 @@ def _known(candidate: CandidateOutcome, outcome: Outcome, by_number: dict[int, T
     role: Role = "candidate"
     if candidate.label == outcome.winner:
         role = "chosen"
+    elif candidate.in_space and (candidate.tied or candidate.label in outcome.tied):
+        role = "tied"
     elif candidate.controls or not candidate.in_space:
         role = "control"
-    elif candidate.tied or candidate.label in outcome.tied:
-        role = "tied"
     records = tuple(by_number[n] for n in candidate.trials if n in by_number)
     return Shown(candidate.label, candidate.block_size, role, candidate.in_space, candidate.feasible, records,
-                 candidate.why_not, candidate)  # fmt: skip
+                 candidate.why_not, candidate.controls)  # fmt: skip
 
 
 def _group_label(record: TrialRecord) -> str:
@@ -150,7 +165,8 @@ def _unjudged(label: str, group: Sequence[TrialRecord]) -> Shown:
         r.eligible and r.decides is not None and r.replays[r.decides].holds for r in results
     )
     role: Role = "control" if first.control is not None else "candidate"
-    return Shown(label, size, role, first.control is None, holds, tuple(group))
+    controls = (first.control,) if first.control is not None else ()
+    return Shown(label, size, role, first.control is None, holds, tuple(group), (), controls)
 
 
 @dataclass(frozen=True, slots=True)

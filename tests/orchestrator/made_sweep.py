@@ -56,14 +56,21 @@ def build(folder: Path, decided: bool = True, **more: object) -> SweepFolder:
     """Three block sizes, two repeats each, and a control; with knee.json if `decided`."""
     trace = make_trace_file(folder.parent / "made.parquet")
     sweep = SweepFolder(folder)
-    settings = {"name": f"made {NASTY}", "trials": 3, "slo": "ttft:p99<500ms;itl:p99<50ms", "calibration": {"load": 2}}
+    settings = {
+        "name": f"made {NASTY}",
+        "trials": 3,
+        "slo": "ttft:p99<500ms;itl:p99<50ms",
+        "calibration": {"load": 2},
+    }
     write_text(sweep.sweep_yaml, yaml.safe_dump(settings))
     records = []
     for repeat in (0, 1):
         for size in SIZES:
             spec = make_spec(trace, size, repeat=repeat, **more)
             records.append(add_trial(sweep, len(records), spec))
-    contiguous = {"policy": {"layout": "contiguous", "block_size": 512, "max_model_len": 512, "prefix_caching": False}}
+    contiguous = {
+        "policy": {"layout": "contiguous", "block_size": 512, "max_model_len": 512, "prefix_caching": False}
+    }
     records.append(add_trial(sweep, len(records), make_spec(trace, **contiguous, **more), "contiguous"))
     if decided:
         save_outcome(sweep, made_outcome(records))
