@@ -59,7 +59,8 @@ def measure(replay: Replay, facts: EngineFacts, slo: Slo) -> ReplayResult:
     return ReplayResult(
         phase="cold" if replay.phase == "cold" else "steady", load=replay.load, clock=replay.clock,
         stopped_early=replay.stopped_early, void_because=tuple(replay.void_because),
-        observation=_observation(scene), counts=counts, metrics=metrics, ledger=book.model_copy(update={"by_length": lengths}),
+        observation=_observation(scene), counts=counts, metrics=metrics,
+        ledger=book.model_copy(update={"by_length": lengths}),
         holds=held_slo.holds, attainment=held_slo.attainment, binding=held_slo.binding,
     )  # fmt: skip
 
