@@ -65,14 +65,15 @@ class BlockPool:
         """The `count` least recently used cached blocks; whoever looks for their content misses from now on."""
         idle = self._idle
         out: list[int] = []
+        if not self._key_of:  # nothing is indexed, so nothing is stale either
+            out = idle[self._head : self._head + count]
+            self._head += len(out)
         while len(out) < count:
             some = idle[self._head : self._head + count - len(out)]
             if not some:
                 raise PoolError(f"took {count} cached blocks, found {len(out)}; {self.available} available")
             self._head += len(some)
-            if (self._stale or self._key_of) and not (
-                self._stale.keys().isdisjoint(some) and self._key_of.keys().isdisjoint(some)
-            ):
+            if not self._key_of.keys().isdisjoint(some):
                 some = [block for block in some if self._drop(block)]
             out += some
         if self._head > 4096 and self._head * 2 > len(idle):
@@ -205,6 +206,8 @@ class BlockPool:
 
     def cached_ids(self) -> list[int]:
         """Blocks with content that nobody holds, least recently used first."""
+        if not self._stale:
+            return self._idle[self._head :]
         stale = dict(self._stale)
         out = []
         for block in self._idle[self._head :]:

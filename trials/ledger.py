@@ -14,6 +14,7 @@ import numpy as np
 from trials.engine import GroupAudit, LedgerRow, PoolGeometry
 from trials.recording import Ints
 
+_new = tuple.__new__  # a named tuple in half the time of its own constructor: one is made every step
 ACCOUNTS = ("payload", "tail_slack", "reserved_ahead", "cached", "free", "reserve", "padding", "remainder")
 
 
@@ -76,11 +77,11 @@ class Accounts:
 
     def peek(self) -> LedgerRow:
         """The accounts now, and the events since the last `row()`."""
-        return LedgerRow(
+        return _new(LedgerRow, (
             self.group, self.rank, self.payload_tokens, self.tail_slack_tokens, self.reserved_ahead_tokens,
             self.cached_blocks, self.free_blocks, self.reserve_blocks, self.logical_tokens,
             self.allocated_blocks, self.released_blocks, self.evicted_blocks, self.copied_blocks,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def row(self) -> LedgerRow:
         """The accounts now; event counts start again from zero."""

@@ -1,5 +1,6 @@
 """What a replay writes down while it runs: columns under way, in O(changes)."""
 
+import struct
 from array import array
 from dataclasses import dataclass, field
 
@@ -7,8 +8,12 @@ import numpy as np
 
 from trials.engine import LedgerRow, Outcome, Step
 from trials.load import Offer
-from trials.recording import Ints, Requests
+from trials.recording import LEDGER_COLUMNS, STEP_COLUMNS, Ints, Requests
 from trials.trace import Trace
+
+# One row as bytes: array.frombytes(pack(*row)) takes a fifth of the time of array.extend(row).
+STEP_PACK = struct.Struct(f"{len(STEP_COLUMNS)}q").pack
+ROW_PACK = struct.Struct(f"{len(LEDGER_COLUMNS)}q").pack
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from trials.auditor import Auditor
 from trials.clocks import Clocks
 from trials.engine import Engine, EngineFacts, Outcome
 from trials.load import Offer
-from trials.recorder import Recorder
+from trials.recorder import ROW_PACK, STEP_PACK, Recorder
 from trials.recording import LEDGER_COLUMNS, STEP_COLUMNS, Ints, Replay, Requests
 from trials.trace import Trace
 
@@ -47,7 +47,8 @@ def _drive(
     """The loop. Returns (end ns, why it was stopped, why it got stuck)."""
     offer = recorder.offer
     arrivals = Arrivals(engine, trace, recorder)
-    steps, ledger = recorder.steps, recorder.ledger
+    write_step, write_row = recorder.steps.frombytes, recorder.ledger.frombytes
+    pack_step, pack_row = STEP_PACK, ROW_PACK
     virtual, by_step = clock.virtual, offer.met_step is not None
     now = index = without_tokens = 0
     while True:
@@ -71,12 +72,12 @@ def _drive(
             duration = step.duration_ns = now - start
         shape = step.shape
         attention = step.attention_ns
-        steps.extend((
+        write_step(pack_step(
             start, duration, -1 if attention is None else attention, *shape,
             step.num_running, step.num_waiting, step.waiting_tokens, *step.refusal, 0,
         ))  # fmt: skip
         for row in step.ledger:
-            ledger.extend(row)
+            write_row(pack_row(*row))
         if step.admitted or step.began or step.ended or step.paused or step.preempted:
             recorder.changes(step, index, now)
             if step.ended and offer.concurrency is not None:

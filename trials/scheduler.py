@@ -36,6 +36,11 @@ class Changes:
     admitted: list[tuple[int, int]]
     preempted: list[tuple[int, int]]
 
+    def clear(self) -> None:
+        """A new step begins; most steps change nothing."""
+        if self.began or self.paused or self.ended or self.admitted or self.preempted:
+            self.began, self.paused, self.ended, self.admitted, self.preempted = [], [], [], [], []
+
 
 class Scheduler:
     """Owns the queue and the running set of one engine. `schedule()`, then `complete(plan)`, once a step."""
@@ -132,7 +137,7 @@ class Scheduler:
     # ---- one step
     def schedule(self) -> Plan:
         """Decide the next step: blocks are allocated, tokens counted as held. O(changes) unless blocks lack."""
-        self.changes = Changes([], [], [], [], [])
+        self.changes.clear()
         ring, pool, step = self.ring, self.pool, self.step
         crossing = ring.crossing(step)
         chunks: list[Chunk] = []
