@@ -229,14 +229,16 @@ def test_preempted_requests_give_their_table_row_back(expected: dict[int, list[i
     for row in (0, 1):
         driver.preempt(row)
     kept, driver.runs = driver.runs, {}
-    for row in (2, 4):
-        driver.admit(row)
+    driver.admit(2)
+    for _ in range(3):
+        driver.run_step()  # row 2 decodes in a table row that one of the others had
+    for resumed in (1, 0):
+        driver.runs[resumed] = kept[resumed]
+        while len(driver.runs) == 2:
+            driver.run_step()
     while driver.runs:
         driver.run_step()
-    driver.runs = kept
-    while driver.runs:
-        driver.run_step()
-    assert {row: execution.delivered(row) for row in (0, 1, 2, 4)} == {row: expected[row] for row in (0, 1, 2, 4)}
+    assert {row: execution.delivered(row) for row in (0, 1, 2)} == {row: expected[row] for row in (0, 1, 2)}
 
 
 def test_nothing_is_compiled_after_the_warm_up() -> None:
