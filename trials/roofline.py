@@ -1,14 +1,17 @@
 """How long a step takes when nothing is executed: pure functions of a step's aggregates, in integer ns.
 
-Written as text: `roofline:h100-sxm`, `linear:STEP_US,TOKEN_US,KV_NS`, `constant:STEP_US`, `distserve:opt-13b-tp1`.
+Written as text: `roofline:h100-sxm`, `table:FILE`, `linear:STEP_US,TOKEN_US,KV_NS`, `constant:STEP_US`,
+`distserve:opt-13b-tp1`.
 One call stands for one simulated step, so everything that can be known beforehand is looked up in it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from trials.engine import StepShape, StepTime
 from trials.model import DTYPE_BYTES, ModelSpec
+from trials.step_tables import load_table, table_time
 from trials.units import SpecError, nearest
 
 # KV is read in tiles of at most this many tokens, however large the block: published kernels are flat in block
@@ -212,9 +215,15 @@ def _distserve(arguments: str, _: Scale) -> StepTime:
     return step
 
 
+def _table(arguments: str, scale: Scale) -> StepTime:
+    """FILE: step times measured on an engine, interpolated."""
+    return table_time(load_table(Path(arguments)), scale.max_num_batched_tokens)
+
+
 FORMS: dict[str, Callable[[str, Scale], StepTime]] = {
     "roofline": _roofline,
     "linear": _linear,
     "constant": _constant,
     "distserve": _distserve,
+    "table": _table,
 }

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trials.percentiles import integral, percentile, percentiles_ms, population, spread
@@ -17,6 +17,7 @@ def columns(pairs):
     return np.array([v for v, _ in pairs], np.int64), np.array([w for _, w in pairs], np.int64)
 
 
+@settings(deadline=None)
 @given(PAIRS, SHARES)
 def test_weighted_percentile_is_that_of_the_expanded_population(pairs, q):
     values, weights = columns(pairs)
@@ -29,11 +30,13 @@ def test_weighted_percentile_is_that_of_the_expanded_population(pairs, q):
         assert population(values, weights).n == len(whole)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=40), SHARES)
 def test_percentile_of_floats_is_that_of_numpy(values, q):
     assert percentile(population(np.array(values)), q) == np.percentile(np.array(values), q)
 
 
+@settings(deadline=None)
 @given(PAIRS, st.integers(1, 20), st.floats(0, 100))
 def test_infinite_entries_lie_above_all_others(pairs, infinite, q):
     values, weights = columns(pairs)
@@ -62,6 +65,7 @@ def test_n_stands_beside_and_none_means_infinite_or_unobserved():
     assert (empty.n, empty.p50, empty.mean) == (0, None, None)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 50)), min_size=1, max_size=20))
 def test_a_spread_weighs_by_time(pairs):
     values, lasted = columns(pairs)
@@ -74,6 +78,7 @@ def test_a_spread_weighs_by_time(pairs):
         assert (seen.mean, seen.p10, seen.peak) == (0, 0, 0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-(1 << 45), 1 << 45), st.integers(0, 1 << 50)), max_size=20))
 def test_an_integral_is_exact_beyond_what_int64_holds(pairs):
     values, weights = columns(pairs)

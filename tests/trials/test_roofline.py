@@ -82,6 +82,7 @@ def test_a_step_never_gets_shorter_when_any_part_of_it_grows(text, shape, column
     assert less[1] <= less[0]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 9000))
 def test_large_blocks_read_no_more_than_a_tile_beyond_the_context(num, context):
     by_size = {

@@ -1,7 +1,7 @@
 """SLO text: what it means, and where it is wrong."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trials.slo import METRICS, Clause, parse_slo, slo_from_goodput
@@ -47,6 +47,7 @@ def test_attainment_is_as_written_else_the_highest_percentile(text, share):
     assert parse_slo(text).attainment == share
 
 
+@settings(deadline=None)
 @given(st.integers(1, 100_000), st.integers(1, 1000))
 def test_attainment_equals_the_share_that_it_spells(thousandths, times):
     thousandths = thousandths % 100_000 + 1
@@ -61,6 +62,7 @@ def test_blanks_case_and_empty_parts_mean_nothing(text):
     assert parse_slo(text).clauses == parse_slo("ttft:p99<500ms").clauses
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(METRICS),
     st.integers(1, 100_000).map(lambda n: n / 1000),
@@ -112,6 +114,7 @@ def test_a_caret_stands_under_the_first_character_that_is_wrong(text, caret, wor
     assert lines[2] == "  " + " " * caret + "^"
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="tfi:;p9<>=5ms. %qatx-\n٣", max_size=25))
 def test_any_text_is_an_slo_or_a_clear_error(text):
     try:
