@@ -20,6 +20,7 @@ from trials.units import SpecError
 Floats = NDArray[np.float64]
 
 MAX_BINS = 600
+BINNED_COLUMNS = ("phase", "load", "start_ns", "duration_ns", "idle", "pool_bytes", *ACCOUNTS)  # what bins need
 _TIMES = ("ttft_ms", "itl_ms", "tpot_ms", "e2el_ms")
 
 
@@ -82,10 +83,13 @@ def _result_row(result: TrialResult) -> dict[str, object]:
     return row
 
 
-def read_columns(path: Path) -> pd.DataFrame:
-    """A parquet file of a trial (ledger.parquet, requests.parquet); SpecError where it is absent or broken."""
+def read_columns(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """A parquet file of a trial (ledger.parquet, requests.parquet), all columns or the named ones that it has.
+
+    SpecError where it is absent or broken.
+    """
     try:
-        frame: pd.DataFrame = pq.read_table(path).to_pandas()
+        frame: pd.DataFrame = pq.read_table(path, columns=None if columns is None else list(columns)).to_pandas()
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file; the trial left none") from None
     except (OSError, ValueError) as error:

@@ -47,7 +47,7 @@ def _intervals(outcome: Outcome) -> list[str]:
     if won.behind_best is not None and won.behind_best.mean > 0:
         lines.append(f"It is behind the best mean by {_interval(won.behind_best)}, which is within the tie.")
     if set(outcome.tied) - {won.label}:
-        lines.append(f"Tied: {', '.join(outcome.tied)}. How ties are judged: {outcome.noise}.")
+        lines.append(f"{len(outcome.tied)} are tied: {', '.join(outcome.tied)}. Judged so: {outcome.noise}.")
     if outcome.smallest_effect is not None:
         lines.append(f"The smallest difference that this sweep could have seen is {outcome.smallest_effect:.1%}.")
     return lines

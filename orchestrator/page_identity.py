@@ -38,11 +38,15 @@ def candidates(sweep: Sweep) -> str:
     for s in sweep.shown:
         results = s.results
         means: list[Value] = [_mean([read(r) for r in results]) for _, read in _METRICS]
-        rows.append([s.title, len(results), *means, s.evidence, Cell("; ".join(s.why_not), "text")])
+        rows.append([s.title, len(results), *means, Cell(s.evidence, "text"), Cell("; ".join(s.why_not), "text")])
     marks = [s.role == "chosen" for s in sweep.shown]
     each = table("Every trial", ["trial", "candidate", "repeat", "state", "attempts", "reused from", "reason"],
                  [_trial_row(sweep, r) for r in sweep.records])  # fmt: skip
-    return table("Means over repeats", head, rows, marks) + folded("Every trial", each)
+    note = (
+        "Qualified tokens are those of requests that arrived inside the window, whenever they were delivered; "
+        "output tokens are those delivered inside it."
+    )
+    return table("Means over repeats", head, rows, marks) + paragraph(note, "note") + folded("Every trial", each)
 
 
 def _heading(name: str, sweep: Sweep) -> str:

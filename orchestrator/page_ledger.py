@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from orchestrator import plots
-from orchestrator.frames import Binned, bin_ledger, deciding_rows, read_columns
+from orchestrator.frames import BINNED_COLUMNS, Binned, bin_ledger, deciding_rows, read_columns
 from orchestrator.markup import Value, figures, folded, in_bytes, paragraph, table
 from orchestrator.shown import Shown, Sweep, ledger_of
 from trials.ledger import ACCOUNTS
@@ -98,5 +98,5 @@ def _binned(shown: Shown) -> Binned | None:
     record = shown.decisive
     if record is None or record.result is None or record.result.effective is None:
         return None
-    rows = deciding_rows(read_columns(ledger_of(record)), record.result)
+    rows = deciding_rows(read_columns(ledger_of(record), BINNED_COLUMNS), record.result)
     return bin_ledger(rows, record.result.effective)

@@ -134,10 +134,7 @@ def _draw_knee(figure: Any, points: Sequence[KneePoint], panel: Panel) -> None:
         group = [p for p in points if p.role == role]
         if group:
             _scatter(axes, group, marker, _PALETTE[colour], size)
-    for p in (p for p in points if not p.in_space):
-        axes.annotate(
-            p.label[:24], (p.block_size, p.middle), (-6, 6), textcoords="offset points", ha="right", fontsize=7
-        )
+    _name_controls(axes, points)
     if panel.limit is not None:
         axes.axhline(
             panel.limit, color=_PALETTE["vermilion"], ls="--", lw=1, label=f"SLO {panel.limit:g} {panel.unit}"
@@ -148,6 +145,18 @@ def _draw_knee(figure: Any, points: Sequence[KneePoint], panel: Panel) -> None:
     axes.set_xticks(sizes, [_size_label(s) for s in sizes], rotation=45 if len(sizes) > 8 else 0)
     axes.xaxis.minorticks_off()
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.1), ncols=3, handletextpad=0.3, columnspacing=1.0)
+
+
+def _name_controls(axes: Any, points: Sequence[KneePoint]) -> None:
+    """Controls outside the space by name; those that fall on one another share a line."""
+    together: dict[tuple[int, str], list[str]] = {}
+    for p in points:
+        if not p.in_space:
+            together.setdefault((p.block_size, f"{p.middle:.2g}"), []).append(p.label)
+    for (size, _), labels in together.items():
+        middle = next(p.middle for p in points if p.label == labels[0])
+        words = ", ".join(labels)
+        axes.annotate(words[:40], (size, middle), (5, 9), textcoords="offset points", ha="right", fontsize=7)
 
 
 def _scatter(axes: Any, group: Sequence[KneePoint], marker: str, colour: str, size: int) -> None:
