@@ -64,7 +64,9 @@ def import_(
 
 @trace_app.command("generate")
 def generate_(
-    preset: Annotated[str, typer.Argument(help=f"A YAML file, or one of: {', '.join(ready_presets())}.")],
+    preset: Annotated[
+        str, typer.Argument(metavar="PRESET", help=f"A YAML file, or one of: {', '.join(ready_presets())}.")
+    ],
     out: Out,
     seed: Annotated[int | None, typer.Option(min=0, help="Instead of the preset's seed.")] = None,
     as_json: Json = False,
@@ -82,7 +84,9 @@ def generate_(
 
 @trace_app.command("describe")
 def describe_(
-    trace: Annotated[Path, typer.Argument(help="A trace file made by `kvknee trace import` or `generate`.")],
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="A trace file made by `kvknee trace import` or `generate`.")
+    ],
     as_json: Json = False,
 ) -> None:
     """Rate, burstiness, lengths, sharing and its granularity, and the tail slack of each block size.

@@ -17,7 +17,8 @@ from trials.units import shown
 
 _MOST_BYTES = 4 << 30  # of one source file
 _LONGEST_NS = 70 * 365 * 86_400 * 10**9
-_MOST_DIGITS = 18  # of an integer: what int64 holds for sure
+_MOST_DIGITS = 19  # of an integer: ns since 1970 take 19
+_MOST_TOKENS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,8 @@ class _Collected:
         if row.num_prompt_tokens < 1 or row.num_output_tokens < 0:
             raise source.bad(row.line, f"{row.num_prompt_tokens} prompt and {row.num_output_tokens} output tokens: "
                              "a prompt has at least one, an output cannot be negative")  # fmt: skip
+        if max(row.num_prompt_tokens, row.num_output_tokens) > _MOST_TOKENS:
+            raise source.bad(row.line, f"a length of more than {_MOST_TOKENS} tokens; are the columns in order?")
         self._check_stamp(source, row)
         if row.num_output_tokens == 0:
             return False
