@@ -15,9 +15,9 @@ class Arrivals:
         self._engine, self._recorder = engine, recorder
         self._rows: list[int] = offer.rows.tolist()
         if offer.met_step is not None:
-            self._due: list[int] = offer.met_step.tolist()
+            self._due: list[int] = [step if step >= 0 else NEVER for step in offer.met_step.tolist()]
         elif offer.concurrency is not None:
-            self._due = [0 if k < offer.concurrency else NEVER - 1 for k in range(len(self._rows))]
+            self._due = [0 if k < offer.concurrency else NEVER for k in range(len(self._rows))]
         else:
             self._due = offer.due_ns.tolist()
         self._prompts = trace.num_prompt_tokens.tolist()
@@ -25,6 +25,7 @@ class Arrivals:
         self._priorities = trace.priority.tolist()
         self._next = 0
         self._released = offer.concurrency or 0
+        self._closed = offer.concurrency is not None and offer.met_step is None
         self.due = self._due[0] if self._due else NEVER
 
     def admit(self, until: int, index: int, now: int) -> None:
@@ -43,11 +44,12 @@ class Arrivals:
             if reason is not None:
                 recorder.reasons[row] = reason
                 recorder.finish(k, Outcome.REJECTED, now)
-                if recorder.offer.concurrency is not None:
-                    self.refill(1, now)
+                self.ended(1, now)
 
-    def refill(self, count: int, now: int) -> None:
-        """Closed load: `count` requests ended, so as many may arrive."""
+    def ended(self, count: int, now: int) -> None:
+        """`count` requests are over: under a closed load as many may arrive, unless a schedule says when."""
+        if not self._closed:
+            return
         for k in range(self._released, min(self._released + count, len(self._due))):
             self._due[k] = now
         self._released += count

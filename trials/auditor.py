@@ -26,7 +26,8 @@ class Auditor:
         """The next places to look at, after an audit at step `index`."""
         self.next_step = index + self.rng.randint(1, 2 * MEAN_AUDIT_GAP - 1)
         pool = self.engine.facts.groups[0].num_blocks
-        self.below = min(self.below, available) - max(1, pool // PEAK_STEP)
+        if available < self.below:
+            self.below = available - max(1, pool // PEAK_STEP)
 
     def look(self, index: int) -> None:
         """Recount now, between two steps, and compare with the running accounts."""

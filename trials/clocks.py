@@ -22,6 +22,11 @@ class Clocks:
         assert self._source is not None
         return self._source() - self._zero + self._skipped
 
+    def resume_at(self, then_ns: int) -> None:
+        """What passed since `then_ns` does not count."""
+        if self._source is not None:
+            self._skipped -= self.now() - then_ns
+
     def wait_until(self, due_ns: int) -> int:
         """Nothing runs: pass the time until `due_ns` (asleep by the wall, skipped by CPU time)."""
         if self._source is None:

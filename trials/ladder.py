@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from trials.engine import Engine
-from trials.load import offer
+from trials.load import Offer, offer
 from trials.metrics import measure
 from trials.recording import Ints, Replay
 from trials.replay import replay
 from trials.result import ReplayResult
 from trials.slo import Slo, parse_slo
 from trials.spec import Ladder, Load, TrialSpec
-from trials.trace import Trace
+from trials.trace import Trace, TraceError
 
 Say = Callable[[str], None]
 Locks = dict[tuple[str, str], Ints]  # (phase, load) -> met_step, in arrival order
@@ -58,28 +58,35 @@ class Replays:
 
     def __init__(self, engine: Engine, trace: Trace, spec: TrialSpec, say: Say, locks: Locks | None = None) -> None:
         self._engine, self._trace, self._spec, self._say = engine, trace, spec, say
-        self._locks = locks or {}
+        self._locks = locks
         self._slo: Slo = parse_slo(spec.slo)
+        self._offered: list[Offer] = []  # one a replay in `done`
         self.done: list[Measured] = []
 
     def at(self, load: Load, phase: str) -> Measured:
         """One replay, measured; a modelled one that offers the same as an earlier one is that one."""
         asked = offer(self._trace, self._spec.trace, load, phase)
-        if (lock := self._locks.get((phase, load.label))) is not None:
-            asked = asked.locked(lock)
-        elif self._engine.facts.clock == "virtual" and not asked.num_warmup:
-            for past in self.done:
-                if past.replay.load == load.label and not past.replay.steps["start_ns"][0]:
-                    again = replace(past.replay, phase=phase)
-                    return self._keep(again, past.result.model_copy(update={"phase": phase}))
+        if self._locks is not None:
+            asked = asked.locked(_lock(self._locks, phase, load))
+        elif (past := self._same(asked)) is not None:
+            again = replace(past.replay, phase=phase)
+            return self._keep(asked, again, past.result.model_copy(update={"phase": phase}))
         self._say(
             f"{phase} {load.label}: {len(asked.rows)} requests, {asked.window_ns[1] / 1e9:.1f} s of engine time"
         )
         with _no_collection():
             recorded = replay(self._engine, self._trace, asked, self._spec.seed)
-        return self._keep(recorded, measure(recorded, self._engine.facts, self._slo))
+        return self._keep(asked, recorded, measure(recorded, self._engine.facts, self._slo))
 
-    def _keep(self, recorded: Replay, result: ReplayResult) -> Measured:
+    def _same(self, asked: Offer) -> Measured | None:
+        """An earlier replay of exactly this, where the engine's time is modelled and so cannot differ."""
+        if self._engine.facts.clock != "virtual":
+            return None
+        places = (place for place, offered in enumerate(self._offered) if offered.same_as(asked))
+        return next((self.done[place] for place in places), None)
+
+    def _keep(self, asked: Offer, recorded: Replay, result: ReplayResult) -> Measured:
+        self._offered.append(asked)
         self.done.append(Measured(recorded, result))
         return self.done[-1]
 
@@ -89,6 +96,13 @@ class Replays:
         holds = result.holds and not result.metrics.backlog_grew
         self._say(f"{phase} {load.label}: {'holds' if holds else 'does not hold'} ({result.binding} binds)")
         return holds
+
+
+def _lock(locks: Locks, phase: str, load: Load) -> Ints:
+    if (phase, load.label) not in locks:
+        known = ", ".join(" ".join(key) for key in sorted(locks))
+        raise TraceError(f"the schedule to lock to has no replay {phase} {load.label}; it has {known or 'none'}")
+    return locks[phase, load.label]
 
 
 def run(engine: Engine, trace: Trace, spec: TrialSpec, say: Say, locks: Locks | None = None) -> Outcome:
@@ -118,6 +132,8 @@ def _climb(replays: Replays, ladder: Ladder, phase: str) -> Outcome:
     if not replays.passes(load(ladder.low), phase):
         return Outcome(replays.done, 0)
     best, at = load(ladder.low), 0
+    if load(ladder.high).label == best.label:
+        return Outcome(replays.done, 0, best.value)
     if replays.passes(load(ladder.high), phase):
         return Outcome(replays.done, 1, load(ladder.high).value)
     low, high = ladder.low, ladder.high

@@ -24,6 +24,7 @@ class Offer:
     due_ns: Ints
     counted: Ints  # 1 inside the window
     window_ns: tuple[int, int]
+    until_ended: bool = False  # arrivals span no time of their own: the window ends with the last counted request
     met_step: Ints | None = None  # step lock: arrivals are due before these steps, not at their times
 
     @property
@@ -36,7 +37,23 @@ class Offer:
         return int(len(self.rows) - self.counted.sum())
 
     def locked(self, met_step: Ints) -> "Offer":
+        """The same requests by a recorded schedule, [K] steps. TraceError where it is another offer's."""
+        if len(met_step) != len(self.rows):
+            raise TraceError(
+                f"{self.phase} {self.load.label}: the schedule to lock to has {len(met_step)} requests, "
+                f"{len(self.rows)} are offered; lock to the requests.parquet of a replay of this spec"
+            )
         return replace(self, met_step=met_step)
+
+    def same_as(self, other: "Offer") -> bool:
+        """Whether both offer the same requests at the same times, and count the same of them."""
+        return (
+            self.load == other.load
+            and self.window_ns == other.window_ns
+            and self.met_step is None
+            and other.met_step is None
+            and all(np.array_equal(getattr(self, n), getattr(other, n)) for n in ("rows", "due_ns", "counted"))
+        )
 
 
 def window_of(trace: Trace, spec: TraceSpec) -> tuple[int, int, int]:
@@ -55,7 +72,7 @@ def window_of(trace: Trace, spec: TraceSpec) -> tuple[int, int, int]:
             f"no request arrives in the window {start / 1e9:g}s .. {end / 1e9:g}s (warm-up {spec.warmup / 1e9:g}s "
             f"taken off); the trace covers 0s .. {span / 1e9:g}s"
         )
-    return stretch, start, min(end, max(span + 1, start + 1)) if spec.window is None else end
+    return stretch, start, end
 
 
 def rate_of(trace: Trace) -> float:
@@ -76,13 +93,20 @@ def scale_of(trace: Trace, load: Load) -> float:
 
 
 def offer(trace: Trace, spec: TraceSpec, load: Load, phase: str) -> Offer:
-    """What phase `cold` or `steady` offers of the trace at this load."""
+    """What phase `cold` or `steady` offers of the trace at this load.
+
+    Under a closed load the answers make the arrivals, and a whole trace that arrives at once spans no time: then
+    the window lasts until the last counted request has ended, as in vLLM's benchmark.
+    """
     stretch, start, end = window_of(trace, spec)
     begin = stretch if phase == "steady" else start
     at = trace.arrival_ns - int(trace.arrival_ns[0])
     rows = np.flatnonzero((at >= begin) & (at < end))
     scale = scale_of(trace, load)
     due = np.rint((at[rows] - begin) / scale).astype(np.int64) if scale != 1.0 else at[rows] - begin
-    window = round((start - begin) / scale), round((end - begin) / scale)
+    opened = round((start - begin) / scale)
+    window = opened, max(round((end - begin) / scale), opened + 1)
     counted = (at[rows] >= start).astype(np.int64)
-    return Offer(phase, load, rows, due, counted, window)
+    inside = at[rows][counted > 0]
+    at_once = spec.window is None and inside[0] == inside[-1]
+    return Offer(phase, load, rows, due, counted, window, load.concurrency is not None or bool(at_once))

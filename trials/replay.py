@@ -80,8 +80,8 @@ def _drive(
             write_row(pack_row(*row))
         if step.admitted or step.began or step.ended or step.paused or step.preempted:
             recorder.changes(step, index, now)
-            if step.ended and offer.concurrency is not None:
-                arrivals.refill(len(step.ended), now)
+            if step.ended:
+                arrivals.ended(len(step.ended), now)
             if stop is not None and (why := stop(recorder, now)) is not None:
                 return now, why, None
         if not shape[0] and not shape[4]:
@@ -95,6 +95,7 @@ def _drive(
         if index > auditor.next_step or available < auditor.below:
             auditor.look(index)
             auditor.due(index, available)
+            clock.resume_at(now)  # a recount is not the engine's time
 
 
 def _abandon(engine: Engine, recorder: Recorder, index: int, now: int) -> None:
@@ -121,18 +122,20 @@ def _finish(
         steps={name: np.ascontiguousarray(steps[:, i]) for i, name in enumerate(STEP_COLUMNS)},
         ledger={name: np.ascontiguousarray(ledger[:, i]) for i, name in enumerate(LEDGER_COLUMNS)},
         requests=requests, runs=(runs[:, 0].copy(), runs[:, 1].copy(), runs[:, 2].copy()),
-        window_ns=_window(offer, requests), drain_end_ns=now, reasons=recorder.reasons, stopped_early=stopped,
+        window_ns=_window(offer, requests, now), drain_end_ns=now, reasons=recorder.reasons, stopped_early=stopped,
         failed=stuck, audited_steps=recorder.audited_steps, broken_laws=recorder.broken_laws,
         device=auditor.peak_device, void_because=_void(requests),
     )  # fmt: skip
 
 
-def _window(offer: Offer, requests: Requests) -> tuple[int, int]:
-    """Open load: as offered. Closed: from the first counted arrival to the last, while all slots were in use."""
-    if offer.concurrency is None:
+def _window(offer: Offer, requests: Requests, now: int) -> tuple[int, int]:
+    """As offered; or, where arrivals span no time of their own, until the last counted request has ended."""
+    if not offer.until_ended:
         return offer.window_ns
-    arrivals = requests.arrival_ns[offer.counted > 0]
-    return int(arrivals.min()), max(int(arrivals.max()), int(arrivals.min()) + 1)
+    counted = offer.counted > 0
+    begin = offer.window_ns[0] if offer.concurrency is None else int(requests.arrival_ns[counted][0])
+    ended = requests.end_ns[counted]
+    return begin, max(now if (ended < 0).any() else int(ended.max()), begin + 1)
 
 
 def _void(requests: Requests) -> list[str]:

@@ -1,7 +1,8 @@
 """One trial in one clean process: `python -P -m trials.worker SPEC OUT [--lock requests.parquet]`.
 
 Reads spec.json, writes into OUT: requests.parquet, ledger.parquet, attempt.json and, last and whole,
-result.json. Progress goes to stdout as JSON lines. Exit 0 whenever result.json was written, whatever it says.
+result.json. Progress goes to stdout as JSON lines. Exit 0 whenever result.json was written, whatever it says;
+2 where spec, trace or schedule cannot be used, with the reason.
 `--describe SPEC` prints what this interpreter's engine is and accepts, as JSON.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from trials.content import Content
 from trials.engine import Engine, EngineDied, EngineFacts, Refused
@@ -25,9 +27,10 @@ from trials.fingerprint import engine_hash, environment, file_digest, spec_hash,
 from trials.geometry import block_table_bytes
 from trials.ladder import Locks, Outcome, run
 from trials.result import Effective, Hashes, Ledger, TrialResult, save_result
-from trials.spec import TrialSpec
+from trials.spec import TrialSpec, explain
 from trials.tables import read_locks, write_ledger, write_requests
-from trials.trace import Trace, load_trace, write_whole
+from trials.trace import Trace, TraceError, load_trace, write_whole
+from trials.units import SpecError
 
 RESIDUAL_SHARE, RESIDUAL_BYTES = 0.02, 64 << 20
 
@@ -89,6 +92,9 @@ def requested(spec: TrialSpec) -> dict[str, Any]:
     asked = spec.model_dump(mode="json")
     asked["trace"].pop("path")
     asked["engine"].pop("python")
+    asked["model"].pop("path")
+    if (asked["engine"]["step_time"] or "").startswith("table:"):
+        asked["engine"]["step_time"] = "table"  # which one is in the spec hash
     return asked
 
 
@@ -191,18 +197,30 @@ def describe(spec: TrialSpec) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """The process's face; see the module's docstring."""
-    if len(arguments) == 2 and arguments[0] == "--describe":
-        spec = TrialSpec.model_validate_json(Path(arguments[1]).read_text(encoding="utf-8"))
-        print(json.dumps(describe(spec), sort_keys=True))
-        return 0
-    if len(arguments) not in (2, 4) or (len(arguments) == 4 and arguments[2] != "--lock"):
-        print(__doc__, file=sys.stderr)
-        return 2
-    spec = TrialSpec.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))
-    locks = read_locks(Path(arguments[3])) if len(arguments) == 4 else None
     np.seterr(all="raise", under="ignore")
-    run_trial(spec, Path(arguments[1]), locks)
+    try:
+        if len(arguments) == 2 and arguments[0] == "--describe":
+            print(json.dumps(describe(_read_spec(Path(arguments[1]))), sort_keys=True))
+        elif len(arguments) == 2 or (len(arguments) == 4 and arguments[2] == "--lock"):
+            locks = read_locks(Path(arguments[3])) if len(arguments) == 4 else None
+            run_trial(_read_spec(Path(arguments[0])), Path(arguments[1]), locks)
+        else:
+            print(__doc__, file=sys.stderr)
+            return 2
+    except (SpecError, TraceError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
     return 0
+
+
+def _read_spec(path: Path) -> TrialSpec:
+    """The spec that whoever started this process wrote; SpecError where it is none."""
+    try:
+        return TrialSpec.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        raise explain(error, str(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read: {error}") from None
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Driven by a step-time model it is the simulator; by real tensors, torch_paged. S
 its ledger row taken, it is executed, and only then is anything finished released.
 """
 
-from trials.block_pool import BlockPool, PoolError
+from trials.block_pool import BlockPool, PoolError, PoolRules
 from trials.content import Content
 from trials.engine import (
     Audit,
@@ -47,21 +47,22 @@ class PagedEngine:
         self._content = content
         self._execution = execution
         caching = policy.prefix_caching and policy.layout != "contiguous"
-        self._pool = BlockPool(geometry.num_blocks, geometry.block_size, geometry.reserve_blocks, caching)
-        self._scheduler = Scheduler(policy, self._pool, content, geometry.block_size)
+        rules = PoolRules(policy.eviction, policy.free_order, policy.prefix_match == "partial")
+        self._pool = BlockPool(geometry.num_blocks, geometry.block_size, geometry.reserve_blocks, caching, rules)
+        self._scheduler = Scheduler(policy, self._pool, content)
         empty = StepShape(0, 0, 0, 0, 0, 0, 0, 0)
         self._step = Step(0, None, empty, (), 0, 0, 0)
 
     def start(self, cold: bool) -> None:
         scheduler = self._scheduler
-        if scheduler.running or scheduler.waiting:
+        if scheduler.running or scheduler.admission.queue:
             raise PoolError(
-                f"a replay can only start drained: {len(scheduler.running)} run, {len(scheduler.waiting)} wait"
+                f"a replay can only start drained: {len(scheduler.running)} run, {len(scheduler.admission.queue)} wait"
             )
         self._pool.check_invariants([])
         if cold:
             self._pool.drop_cached()
-        self._scheduler = Scheduler(self._policy, self._pool, self._content, self.geometry.block_size)
+        self._scheduler = Scheduler(self._policy, self._pool, self._content)
         self._pool.accounts.row()
         self._execution.reset()
 
@@ -76,13 +77,13 @@ class PagedEngine:
 
     def step(self) -> Step | None:
         scheduler = self._scheduler
-        if not scheduler.running and not scheduler.waiting:
+        if not scheduler.running and not len(scheduler.admission.queue):
             return None
         plan = scheduler.schedule()
         ledger = (self._pool.accounts.row(),)
         try:
             duration_ns, attention_ns = self._execution.execute(plan)
-        except (RuntimeError, ValueError, ArithmeticError, MemoryError) as error:
+        except Exception as error:  # whatever it is: the engine cannot go on, and the trial has to say so
             raise EngineDied(f"step {plan.step}: {type(error).__name__}: {error}") from error
         ended = scheduler.complete(plan)
         for row, _ in ended:
@@ -90,10 +91,11 @@ class PagedEngine:
         step, changes = self._step, scheduler.changes
         step.duration_ns, step.attention_ns = duration_ns, attention_ns
         step.shape, step.ledger = plan.shape, ledger
-        step.num_running, step.num_waiting = len(scheduler.running) + len(ended), len(scheduler.waiting)
-        step.waiting_tokens, step.refusal = scheduler.waiting_tokens, scheduler.refusal
+        step.num_running, step.num_waiting = len(scheduler.running) + len(ended), len(scheduler.admission.queue)
+        step.waiting_tokens, step.refusal = scheduler.admission.waiting_tokens, scheduler.refusal
         step.began, step.paused, step.ended = changes.began, changes.paused, ended
-        step.admitted, step.preempted = changes.admitted, changes.preempted
+        step.admitted, step.preempted, step.started = changes.admitted, changes.preempted, changes.started
+        step.burst_blocks, step.bound_blocks = changes.burst_blocks, scheduler.bound()
         return step
 
     def ledger(self) -> tuple[LedgerRow, ...]:
@@ -105,7 +107,8 @@ class PagedEngine:
         tables = {row: list(run.table) for row, run in scheduler.running.items()}
         held = {row: run.computed_at(step) for row, run in scheduler.running.items()}
         reserve = list(range(pool.reserve_blocks))
-        group = GroupAudit(tables, held, pool.free_ids(), pool.cached_ids(), reserve)
+        ahead = {row: scheduler.ahead_of(run, held[row]) for row, run in scheduler.running.items()}
+        group = GroupAudit(tables, held, pool.free_ids(), pool.cached_ids(), reserve, ahead)
         return Audit([group], self._execution.device())
 
     def check(self) -> None:
