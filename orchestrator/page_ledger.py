@@ -83,11 +83,14 @@ def tokens(sweep: Sweep) -> str:
 
 
 def _drawn(sweep: Sweep) -> list[_Drawn]:
-    """The winner first, then controls; before there is a winner, whatever has a ledger."""
+    """The winner (or the nearest miss) first, then controls; before knee.json, whatever has a ledger."""
+    miss = sweep.outcome.nearest_miss.label if sweep.outcome and sweep.outcome.nearest_miss else None
     order = {"chosen": 0, "tied": 1, "control": 1, "candidate": 2}
-    wanted = [s for s in sweep.shown if s.role == "chosen" or s.controls or sweep.outcome is None]
+    wanted = [
+        s for s in sweep.shown if s.role == "chosen" or s.controls or sweep.outcome is None or s.label == miss
+    ]
     out = []
-    for i, s in enumerate(sorted(wanted, key=lambda s: order[s.role])[:_MOST]):
+    for i, s in enumerate(sorted(wanted, key=lambda s: (s.label != miss, order[s.role]))[:_MOST]):
         binned = _binned(s)
         if binned is not None:
             out.append(_Drawn(s, str(i), binned))

@@ -20,6 +20,7 @@ from trials.ledger import ACCOUNTS
 
 Role = Literal["chosen", "tied", "candidate", "control"]
 
+_SPAN = 50
 _INK = "#010203"  # stands for the page's text colour until the SVG is written
 _PALETTE = {
     "blue": "#0072b2", "vermilion": "#d55e00", "green": "#009e73", "purple": "#cc79a7",
@@ -139,12 +140,21 @@ def _draw_knee(figure: Any, points: Sequence[KneePoint], panel: Panel) -> None:
         axes.axhline(
             panel.limit, color=_PALETTE["vermilion"], ls="--", lw=1, label=f"SLO {panel.limit:g} {panel.unit}"
         )
-    highest = max(p.high or 0.0 for p in points)
-    axes.set_ylim(0, max(highest, panel.limit or 0.0) * 1.12 or 1.0)
+    _scale(axes, points, panel)
     sizes = sorted({p.block_size for p in points})
     axes.set_xticks(sizes, [_size_label(s) for s in sizes], rotation=45 if len(sizes) > 8 else 0)
     axes.xaxis.minorticks_off()
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.1), ncols=3, handletextpad=0.3, columnspacing=1.0)
+
+
+def _scale(axes: Any, points: Sequence[KneePoint], panel: Panel) -> None:
+    """From zero; times that span a factor above 50 (an overloaded control) on a log axis, so that all are seen."""
+    values = [v for p in points for v in (p.low, p.high, panel.limit) if v is not None]
+    if panel.unit == "ms" and min(values) > 0 and max(values) / min(values) > _SPAN:
+        axes.set_yscale("log")
+        axes.set_ylim(min(values) / 1.5, max(values) * 1.5)
+    else:
+        axes.set_ylim(0, max(values) * 1.12 or 1.0)
 
 
 def _name_controls(axes: Any, points: Sequence[KneePoint]) -> None:

@@ -194,6 +194,7 @@ def test_where_nothing_was_feasible_the_nearest_miss_is_told(sweep: SweepFolder)
     page = _Page(write_report(sweep.path).read_text(encoding="utf-8"))
     assert "Nearest miss: block 4, ttft:p99<500ms: 612 against a limit of 500." in page.sections["answer"]
     assert "kvknee reproduce" not in page.sections["reproduce"]
+    assert page.sections["ledger"].index("block 4") < page.sections["ledger"].index("contiguous")
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:

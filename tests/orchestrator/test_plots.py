@@ -100,3 +100,9 @@ def test_titles_are_escaped() -> None:
 
 def test_a_plot_with_the_most_bins_stays_small() -> None:
     assert len(ledger_svg(_binned(600), "x", "l")) < 150_000
+
+
+def test_an_overloaded_control_does_not_flatten_the_others() -> None:
+    far = KneePoint("contiguous", 8192, 2e6, 2e6, 2e6, False, "control", in_space=False)
+    assert "10^{6}" in knee_svg([*POINTS[:2], far], PANEL, "k")
+    assert "10^{" not in knee_svg(POINTS, PANEL, "k")
