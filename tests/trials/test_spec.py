@@ -67,7 +67,7 @@ def test_a_dumped_spec_reads_back_equal() -> None:
         ({"policy": {"block_size": True}}, "policy.block_size: a whole number is needed; found True"),
         ({"policy": {"block_size": None}}, "policy.block_size: a whole number is needed; found None"),
         ({"policy": {"block_size": 1 << 30}}, "policy.block_size: must be at most 1048576; found 1073741824"),
-        ({"policy": {"eviction": "fifo"}}, "policy.eviction: must be 'lru'; found 'fifo'"),
+        ({"policy": {"layout": "flat"}}, "policy.layout: must be 'paged' or 'contiguous'; found 'flat'"),
         ({"policy": {"max_num_seqs": True}}, "policy.max_num_seqs: count: True is not a quantity"),
         ({"policy": {"watermark": True}}, "policy.watermark: a number is needed; found True"),
         ({"policy": 3}, "policy: a mapping of keys is needed; found 3"),
@@ -119,6 +119,8 @@ def test_bad_input_names_the_key_and_what_to_do(changes: dict[str, Any], message
         ("ttft<500ms", "<500ms"),
         ("ttft:p101<500ms", "101"),
         ("ttft:p99>500ms", ">500ms"),
+        ("ttft:p99<500ms; attainment>=.", "."),
+        ("ttft:p99<1.2.3ms", "1.2.3ms"),
     ],
 )
 def test_a_typo_in_the_slo_has_a_caret_under_it(slo: str, wrong: str) -> None:
