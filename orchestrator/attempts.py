@@ -29,7 +29,7 @@ def measure_again(probe_s: float | None, others_s: Sequence[float], measured_bef
 
 def deciding(attempts: Sequence[AttemptRecord], others_s: Sequence[float]) -> AttemptRecord | None:
     """Of the attempts that answered, the one on the most usual machine; the last one where probes cannot tell."""
-    answered = [a for a in attempts if a.result is not None]
+    answered = [a for a in attempts if a.result is not None and a.lost is None]
     if not answered:
         return None
     return min(answered, key=lambda a: (abs(off_by(a.probe_s, others_s)) if a.probe_s else 0.0, -a.number))

@@ -29,6 +29,7 @@ from trials.slo import parse_slo
 
 Say = Callable[[Any], None]
 _TRACKER_PATIENCE_S = 120.0
+_HURRIED_S = 10.0  # after Ctrl-C; what is unsent stays in the spool and is sent on resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,11 @@ def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say) -> int:
                 _drive(folder, sweep, tracker)
                 found = publish(folder, sweep)
         except BaseException as error:
-            _close(tracker, replace(parent_entry(folder, sweep), status=_ending(error)))
+            tracker.record(replace(parent_entry(folder, sweep), status=_ending(error)))
+            tracker.close(_HURRIED_S)
             raise
-        unsent = _close(tracker, _ended(folder, sweep, found))
+        tracker.record(_ended(folder, sweep, found))
+        unsent = tracker.close(_TRACKER_PATIENCE_S)
     _print(folder, found, unsent, as_json, say)
     return found.exit_code
 
@@ -149,11 +152,6 @@ def _ended(folder: SweepFolder, sweep: Sweep, found: Conclusion) -> SweepEntry:
         begun, metrics=metrics, tags=(*begun.tags, *tags.items()), status="FINISHED",
         artifacts=tuple(f for f in files if f is not None and f.is_file()),
     )  # fmt: skip
-
-
-def _close(tracker: Tracker, last: SweepEntry) -> int:
-    tracker.record(last)
-    return tracker.close(_TRACKER_PATIENCE_S)
 
 
 def _print(folder: SweepFolder, found: Conclusion, unsent: int, as_json: bool, say: Say) -> None:

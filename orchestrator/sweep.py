@@ -126,7 +126,7 @@ class Driver:
                 self._write_loss(job, "the driver ended while it ran", True, "")
             started_s = (attempt.folder / "spec.json").stat().st_mtime
             self._remember(Active(standing.card, job, started_s), attempt.result)
-        return same and any(a.result is not None for a in standing.attempts)
+        return same and deciding(standing.attempts, ()) is not None
 
     def _place(self, card: TrialCard) -> None:
         """Reuse what is known of this spec, wait for its twin that runs, or run it."""
@@ -196,12 +196,12 @@ class Driver:
 
     def _done(self, active: Active, event: Done) -> None:
         card = active.card
-        wrong = self._not_ours(card, event.result)
+        attempt = read_attempt(event.job.folder, event.job.attempt)
+        wrong = self._not_ours(card, attempt.result)
         if wrong:
-            self._lost(active, Lost(event.job, wrong, False, event.wall_s, event.slot))
+            self._lost(active, Lost(event.job, wrong, attempt.result is None, event.wall_s, event.slot))
             return
         self._remember(active, event.result)
-        attempt = read_attempt(event.job.folder, event.job.attempt)
         others = [p for number, probes in self._probes.items() if number != card.number for p in probes]
         before = len(self._probes.setdefault(card.number, []))
         if attempt.probe_s:
@@ -216,8 +216,10 @@ class Driver:
             return
         self._settle(card)
 
-    def _not_ours(self, card: TrialCard, result: TrialResult) -> str | None:
-        """A result of another spec or trace must never be credited to this trial."""
+    def _not_ours(self, card: TrialCard, result: TrialResult | None) -> str | None:
+        """Only what stands on disk counts, and a result of another spec or trace is never credited."""
+        if result is None:
+            return "the answer's result.json is not there, or not whole"
         for name, asked, got in (
             ("spec", card.spec_hash, result.hashes.spec),
             ("trace", self._sweep.trace_digest, result.hashes.trace),
@@ -304,7 +306,7 @@ class Driver:
             self._rooms.executor.cancel(active.job)
         self._rooms.executor.close()
         for active in self._active.values():
-            if not (active.job.folder / "result.json").exists():
+            if read_attempt(active.job.folder, active.job.attempt).result is None:
                 self._write_loss(active.job, "the sweep was stopped", True, "")
                 self._remember(active, None)
 

@@ -29,9 +29,9 @@ def repeat_windows(trace: Trace, asked: Window | None, repeats: int) -> tuple[Wi
         if repeats == 1:
             return (None,)
         duration = span // repeats + 1
-        windows = [Window(start=r * duration, duration=duration) for r in range(repeats)]
+        windows = [window_of(r * duration, duration) for r in range(repeats)]
     else:
-        fit = _fit(span, asked)
+        fit = _fit(trace, span, asked)
         if fit < repeats:
             raise SpecError(
                 f"trace.window: {repeats} windows of {asked.duration / 1e9:g} s from {asked.start / 1e9:g} s on do "
@@ -47,6 +47,13 @@ def repeat_windows(trace: Trace, asked: Window | None, repeats: int) -> tuple[Wi
     return tuple(windows)
 
 
-def _fit(span: int, asked: Window) -> int:
-    room = span - asked.start
-    return max(0, int((room + _SLACK * asked.duration) // asked.duration))
+def window_of(start_ns: int, duration_ns: int) -> Window:
+    """A window from numbers; as written by people its times carry a unit."""
+    return Window.model_validate({"start": f"{start_ns}ns", "duration": f"{duration_ns}ns"})
+
+
+def _fit(trace: Trace, span: int, asked: Window) -> int:
+    """A trace ends with a request, not with a minute: its n requests stand for n gaps, not n - 1."""
+    gap = span / (len(trace) - 1) if len(trace) > 1 else 0.0
+    room = span - asked.start + max(_SLACK * asked.duration, gap)
+    return max(0, int(room // asked.duration))
