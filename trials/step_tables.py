@@ -10,8 +10,8 @@
 
 Times are for the whole model, all layers together; `ns` of the two attentions has a list for each entry of the
 first axis; prefill is one chunk. Between points, values are interpolated linearly in both axes; below the first
-they are the first; beyond the last, the last slope goes on, never downwards. Source of the shape: profiles of dense work
-by tokens and of attention on two separate grids, which reproduce a real engine within some percent without a fit.
+they are the first; beyond the last, the last slope goes on, never downwards. Source of the shape: profiles of dense
+work by tokens and of attention on two separate grids, which reproduce a real engine within some percent, unfitted.
 """
 
 from bisect import bisect_right

@@ -124,6 +124,12 @@ def test_a_queue_that_drains_does_not_grow():
     assert not backlog_grew(falling, held(falling, make_facts()))
 
 
+def test_a_late_burst_is_not_a_trend():
+    lines = [Line(0, 100, 1) for _ in range(10)]
+    burst = make_replay(lines, [MS] * 160, steps={"waiting_tokens": np.where(np.arange(160) < 150, 0, 1000)})
+    assert not backlog_grew(burst, held(burst, make_facts()))
+
+
 def test_a_straight_rise_grows_and_an_empty_window_does_not():
     lines = [Line(0, 100, 1) for _ in range(10)]
     rising = make_replay(lines, [MS] * 160, steps={"waiting_tokens": np.arange(160)})

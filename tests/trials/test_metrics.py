@@ -48,7 +48,8 @@ def test_a_request_that_qualifies_counts_whole_wherever_it_ends():
 
 
 def test_throughput_is_of_what_came_inside_the_window_whoever_got_it():
-    lines = [Line(0, 5, 8, [(0, 8)], counted=0), Line(STEP, 5, 3, [(2, 3)])]
+    early = Line(0, 5, 1, [(0, 1)], counted=0)
+    lines = [Line(0, 5, 8, [(0, 8)], counted=0), Line(STEP, 5, 3, [(2, 3)]), early]
     metrics = measure(make_replay(lines, [STEP] * 8, window_ns=(2 * STEP, 6 * STEP)), make_facts(), SLO).metrics
     # Tokens come at the ends of steps: 20, 30, 40 and 50 ms, and 30, 40, 50 ms.
     assert metrics.output_throughput == 7 / 0.04

@@ -53,6 +53,11 @@ def test_the_peak_is_the_window_s_own():
     assert (found.peak_step, found.peak.payload) == (1, 32 * 64)
 
 
+def test_the_peak_is_of_claimed_bytes_and_not_of_written_ones():
+    replay, facts = pool_of_twelve([80, 66, 16], [0, 62, 0])
+    assert ledger(replay, facts, held(replay, facts)).peak_step == 1
+
+
 def test_a_window_without_rows_has_no_peak():
     replay, facts = pool_of_twelve([16], [0], window_ns=(5 * STEP, 6 * STEP))
     found = ledger(replay, facts, held(replay, facts))
