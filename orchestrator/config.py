@@ -27,7 +27,7 @@ from search_spaces.space import (
 )
 from trials.documents import read_yaml, validated
 from trials.fingerprint import file_digest, spec_hash, trace_hash
-from trials.spec import TrialSpec, Window, resolve_paths
+from trials.spec import MODELLED, TrialSpec, Window, resolve_paths
 from trials.trace import Trace, load_trace
 from trials.units import SpecError, nearest
 
@@ -120,7 +120,7 @@ class Sweep:
     @property
     def measured(self) -> bool:
         """Whether times are taken from this machine's CPU: such trials never run beside another."""
-        return self.config.engine.name != "simulator" and self.config.engine.device == "cpu"
+        return self.config.engine.name not in MODELLED and self.config.engine.device == "cpu"
 
     def spec(self, point: Point) -> TrialSpec:
         """The trial's spec: candidate or control, on the window of its repeat."""

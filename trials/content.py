@@ -96,9 +96,25 @@ class Content:
     def path(self, row: int) -> tuple[Span, ...]:
         return self._paths[row]
 
-    def keys(self, row: int, block_size: int) -> list[int]:
-        """Keys of the row's leading full blocks that another row may ask for, in token order."""
+    def common_tokens(self, row: int, other: int) -> int:
+        """Leading tokens that two rows have in common."""
+        common = 0
+        for (node, end), (its_node, its_end) in zip(self._paths[row], self._paths[other], strict=False):
+            if node != its_node:
+                break
+            common = min(end, its_end)
+            if end != its_end:
+                break
+        return common
+
+    def keys(self, row: int, block_size: int, straddling: bool = False) -> list[int]:
+        """Keys of the row's leading full blocks that another row may ask for, in token order.
+
+        `straddling`: and of the block in which the shared part ends, of which a part may be asked for.
+        """
         limit = self._shared[row]
+        if straddling and limit % block_size:
+            limit = min(-(-limit // block_size) * block_size, self._paths[row][-1][1])
         if limit < block_size:
             return []
         out: list[int] = []
@@ -119,7 +135,13 @@ class Content:
 
     def prompt_tokens(self, row: int, vocab_size: int) -> Ints:
         """Token ids of the prompt, [num_prompt_tokens] int64, below `vocab_size`; equal exactly where shared."""
-        length = int(self._trace.num_prompt_tokens[row])
+        return self._leading(row, int(self._trace.num_prompt_tokens[row]), vocab_size)
+
+    def row_tokens(self, row: int, vocab_size: int) -> Ints:
+        """The same for prompt and answer together, [prompt + output]: what later rows repeat of this one."""
+        return self._leading(row, self._paths[row][-1][1], vocab_size)
+
+    def _leading(self, row: int, length: int, vocab_size: int) -> Ints:
         out = np.empty(length, np.int64)
         start = 0
         for node, end in self._paths[row]:

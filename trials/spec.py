@@ -22,7 +22,8 @@ from trials.documents import read_yaml as read_yaml
 from trials.model import PRESETS, ModelSpec
 from trials.units import SpecError, nearest, parse_bytes, parse_count, parse_ns
 
-ENGINE_NAMES = ("simulator", "torch_paged")
+ENGINE_NAMES = ("simulator", "torch_paged", "vllm_scheduler")
+MODELLED = ("simulator", "vllm_scheduler")  # their time comes from `step_time`, not from a clock
 
 
 def _quantity(parse: Any) -> Any:
@@ -65,8 +66,8 @@ class EngineSpec(_Model):
     def _known(self) -> "EngineSpec":
         if self.name not in ENGINE_NAMES:
             raise ValueError(f"engine {self.name!r} does not exist; {nearest(self.name, ENGINE_NAMES)}")
-        if self.name == "simulator" and self.step_time is None:
-            raise ValueError("engine simulator needs step_time, for example roofline:h100-sxm")
+        if self.name in MODELLED and self.step_time is None:
+            raise ValueError(f"engine {self.name} needs step_time, for example roofline:h100-sxm")
         return self
 
 

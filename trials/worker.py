@@ -27,7 +27,7 @@ from trials.fingerprint import engine_hash, environment, file_digest, spec_hash,
 from trials.geometry import block_table_bytes
 from trials.ladder import Locks, Outcome, run
 from trials.result import Effective, Hashes, Ledger, TrialResult, save_result
-from trials.spec import TrialSpec, explain
+from trials.spec import MODELLED, TrialSpec, explain
 from trials.tables import read_locks, write_ledger, write_requests
 from trials.trace import Trace, TraceError, load_trace, write_whole
 from trials.units import SpecError
@@ -56,7 +56,7 @@ def run_trial(spec: TrialSpec, out: Path, locks: Locks | None = None) -> TrialRe
     trace = load_trace(Path(spec.trace.path))
     identity = module.identity(spec)
     hashes = hashes_of(spec, trace, identity)
-    evidence = "modelled" if spec.engine.name == "simulator" else "measured"
+    evidence = "modelled" if spec.engine.name in MODELLED else "measured"
     blank = TrialResult(
         status="failed", evidence=evidence, hashes=hashes, requested=requested(spec)
     )  # replaced below unless something breaks

@@ -17,7 +17,11 @@ from trials.engine import Engine, Refused
 from trials.spec import TrialSpec
 from trials.units import SpecError, nearest
 
-ENGINES = {"simulator": "trials.engines.simulator", "torch_paged": "trials.engines.torch_engine"}
+ENGINES = {
+    "simulator": "trials.engines.simulator",
+    "torch_paged": "trials.engines.torch_engine",
+    "vllm_scheduler": "trials.engines.vllm_scheduler",
+}
 
 
 class EngineModule(Protocol):

