@@ -1,30 +1,53 @@
 """Blocks: who holds them, which are free, which are still matchable, and in what order they are taken again.
 
 The free queue is one queue with two ends of different kind (vLLM 0.32's order): first the blocks without
-content, last freed first taken; then the blocks with content, least recently used first. A cached block keeps
-its content until it is taken. New blocks are taken from the head:
+content, last freed first taken; then the blocks with content, in eviction order (idle_queue.py). A cached block
+keeps its content until it is taken. New blocks are taken from the head:
 
-    head  [ blank: a stack ][ idle: cached, least recently released first ]  tail
+    head  [ blank: a stack ][ idle: cached, nobody holds them ]  tail
 
-Only blocks whose content someone else can ask for stand in the index and carry a reference count; every other
-live block has exactly one holder, so such blocks move in bulk, as slices. A cached block that is hit leaves its
-entry in `idle` behind; the entry is noted as stale and skipped when it comes up. That is exact, because a
-released block is always put behind its own stale entry.
+Only blocks that someone else can ask for (indexed) or holds as well (forked) carry a reference count; every
+other live block has exactly one holder, so such blocks move in bulk, as slices. In a table the counted ones lead:
 
-The pool knows nothing of requests, time or bytes. Source of the rules: vLLM v1's BlockPool.
+    |-- counted: others may hold them --|-- full, its own --|-- tail --|-- reserved ahead --|
+    0                         num_counted             tokens // B                     len(table)
+
+A block that several hold is never written: `copy_on_write` comes first. The pool knows nothing of requests, time
+or bytes. Source of the rules: vLLM v1's BlockPool; forks and copy-on-write, vLLM v0's block manager.
 """
 
+from dataclasses import dataclass
+
+from trials.idle_queue import EVICTION
 from trials.ledger import Accounts
+from trials.prefix_index import PrefixIndex
 
 
 class PoolError(RuntimeError):
     """A law of the pool is broken; the message carries the state."""
 
 
+@dataclass(frozen=True, slots=True)
+class PoolRules:
+    """How content is kept and given up; see PoolPolicy."""
+
+    eviction: str = "lru"
+    free_order: str = "tail_first"
+    partial_match: bool = False
+
+
 class BlockPool:
     """`num_blocks` blocks with ids 0..N-1, of which the first `reserve_blocks` are never handed out."""
 
-    def __init__(self, num_blocks: int, block_size: int, reserve_blocks: int = 0, caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        reserve_blocks: int = 0,
+        caching: bool = True,
+        rules: PoolRules | None = None,
+    ) -> None:
+        rules = rules or PoolRules()
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.caching = caching
@@ -32,14 +55,13 @@ class BlockPool:
         self.accounts = Accounts(block_size, num_blocks - reserve_blocks, reserve_blocks)
         self.available = num_blocks - reserve_blocks  # blank + cached: what can be taken
         self.epoch = 0  # moves whenever a lookup could give another answer
+        self.tail_copies = 0  # copies that would be made if every holder of a shared tail wrote next
+        self.index = PrefixIndex(rules.partial_match)
+        self._tail_first = rules.free_order == "tail_first"
         self._blank = list(range(num_blocks - 1, reserve_blocks - 1, -1))  # the end is the queue's head
-        self._idle: list[int] = []
-        self._head = 0  # entries of _idle in front of it are gone
-        self._stale: dict[int, int] = {}  # block -> entries in _idle that no longer count
-        self._index: dict[int, int] = {}  # content key -> oldest block that holds it
-        self._younger: dict[int, list[int]] = {}  # content key -> further blocks, oldest first
-        self._key_of: dict[int, int] = {}  # indexed block -> its key
-        self._holders: dict[int, int] = {}  # indexed block -> reference count
+        self._idle = EVICTION[rules.eviction]()
+        self._ranked = rules.eviction != "lru"
+        self._holders: dict[int, int] = {}  # counted block -> reference count
 
     # ---- taking
     def take(self, count: int) -> list[int]:
@@ -53,74 +75,29 @@ class BlockPool:
             del blank[-count:]
             taken.reverse()
             self.accounts.claim(count, 0)
-            return taken
-        taken = blank[::-1]
-        blank.clear()
-        evicted = count - len(taken)
-        self.accounts.claim(len(taken), evicted)
-        taken += self._evict(evicted)
+        else:
+            taken = blank[::-1]
+            blank.clear()
+            evicted = count - len(taken)
+            self.accounts.claim(len(taken), evicted)
+            taken += self._evict(evicted)
+        if self._ranked:
+            self._idle.handed_out(taken)
         return taken
 
     def _evict(self, count: int) -> list[int]:
-        """The `count` least recently used cached blocks; whoever looks for their content misses from now on."""
-        idle = self._idle
-        out: list[int] = []
-        if not self._key_of:  # nothing is indexed, so nothing is stale either
-            out = idle[self._head : self._head + count]
-            self._head += len(out)
-        while len(out) < count:
-            some = idle[self._head : self._head + count - len(out)]
-            if not some:
-                raise PoolError(f"took {count} cached blocks, found {len(out)}; {self.available} available")
-            self._head += len(some)
-            if not self._key_of.keys().isdisjoint(some):
-                some = [block for block in some if self._drop(block)]
-            out += some
-        if self._head > 4096 and self._head * 2 > len(idle):
-            del idle[: self._head]
-            self._head = 0
-        return out
-
-    def _drop(self, block: int) -> bool:
-        """An entry came up: False if it is stale; else its content leaves the index."""
-        stale = self._stale.get(block, 0)
-        if stale:
-            if stale == 1:
-                del self._stale[block]
-            else:
-                self._stale[block] = stale - 1
-            return False
-        key = self._key_of.pop(block, None)
-        if key is not None:
+        """The next `count` cached blocks; whoever looks for their content misses from now on."""
+        out = self._idle.pop(count)
+        if len(out) < count:
+            raise PoolError(f"took {count} cached blocks, found {len(out)}; {self.available} available")
+        if self.index.has_any(out):
             self.epoch += 1
-            del self._holders[block]
-            self._unlist(key, block)
-        return True
-
-    def _unlist(self, key: int, block: int) -> None:
-        younger = self._younger.get(key)
-        if younger is None:
-            del self._index[key]
-            return
-        if self._index[key] == block:
-            self._index[key] = younger.pop(0)
-        else:
-            younger.remove(block)
-        if not younger:
-            del self._younger[key]
+            for block in out:
+                if self.index.drop(block):
+                    del self._holders[block]
+        return out
 
     # ---- sharing
-    def match(self, keys: list[int], limit: int) -> list[int]:
-        """Blocks of the longest run of leading keys that are known, at most `limit`; nothing is touched."""
-        out = []
-        index = self._index
-        for key in keys if len(keys) <= limit else keys[:limit]:
-            block = index.get(key)
-            if block is None:
-                break
-            out.append(block)
-        return out
-
     def num_idle(self, blocks: list[int]) -> int:
         """How many of the matched blocks nobody holds: taking them shrinks the free queue."""
         holders = self._holders
@@ -131,60 +108,108 @@ class BlockPool:
         revived = 0
         for block in blocks:
             if not self._holders[block]:
-                self._stale[block] = self._stale.get(block, 0) + 1
+                self._idle.hit(block)
                 revived += 1
             self._holders[block] += 1
+            self._idle.used(block)
         self.available -= revived
         self.epoch += 1
         self.accounts.share(len(blocks) - revived, revived)
 
-    def register(self, blocks: list[int], keys: list[int]) -> None:
-        """From now on a lookup of these keys finds these blocks (or an older block of the same content)."""
+    def register(self, blocks: list[int], keys: list[int], parent: int, row: int) -> None:
+        """From now on a lookup of these keys finds these blocks (or an older block of the same content).
+
+        `parent` is the key in front of the first; `row` is whose content it is (both for partial matches).
+        """
         self.epoch += 1
         for block, key in zip(blocks, keys, strict=True):
-            self._key_of[block] = key
-            self._holders[block] = 1
-            if key in self._index:
-                self._younger.setdefault(key, []).append(block)
-            else:
-                self._index[key] = block
+            self.index.add(block, key, parent, row)
+            self._holders.setdefault(block, 1)
+            parent = key
+
+    def retract(self, blocks: list[int]) -> None:
+        """Content that was registered for a step and will not be computed: nobody may find it."""
+        self.epoch += 1
+        for block in blocks:
+            if self.index.drop(block) and self._holders[block] == 1:
+                del self._holders[block]
+
+    def fork(self, table: list[int], tokens: int) -> None:
+        """Another sequence holds the same `tokens` in the same blocks: a reference to each, nothing copied."""
+        for block in table:
+            self._holders[block] = self._holders.get(block, 1) + 1
+        self.epoch += 1
+        self.accounts.refer(tokens)
+        if tokens % self.block_size:
+            self.tail_copies += 1
+
+    def must_copy(self, block: int) -> bool:
+        """Whether writing into the block needs a copy first: somebody else holds it too."""
+        return self._holders.get(block, 1) > 1
+
+    def own(self, block: int) -> None:
+        """Its only holder is about to write into a block that was shared: it is private again."""
+        if self._holders.get(block) != 1 or self.index.key_of(block) is not None:
+            raise PoolError(f"block {block} has {self._holders.get(block)} references: it cannot be written")
+        del self._holders[block]
+
+    def copy_on_write(self, block: int, tokens: int) -> int:
+        """A private copy of a shared tail with `tokens` written; the caller has checked `available`."""
+        (copy,) = self.take(1)
+        self._holders[block] -= 1
+        self.tail_copies -= 1
+        self.accounts.copy(tokens)
+        return copy
 
     # ---- letting go
-    def release(self, table: list[int], tokens: int, num_indexed: int) -> None:
-        """A sequence that held `tokens` in `table` lets go, last block first.
+    def release(self, table: list[int], tokens: int, num_counted: int, ahead: int = 0) -> None:
+        """A sequence that held `tokens` in `table` lets go: full blocks keep their content and go to the tail of
+        the queue, in the order that `free_order` says, the rest to its head. `ahead`: tokens reserved beyond the
+        tail block."""
+        size, block_size = len(table), self.block_size
+        full = tokens // block_size if self.caching else 0
+        first_blank = full if full > num_counted else num_counted
+        if self._tail_first:
+            self._blank += table[first_blank:]
+            if full > num_counted:
+                self._idle.put(table[num_counted:full][::-1], full - 1, -1)
+        cached, blank = first_blank - num_counted, size - first_blank
+        inside = tokens - num_counted * block_size
+        slack = (size - num_counted) * block_size - (inside if inside > 0 else 0) - ahead
+        if num_counted:
+            kept, emptied, left = self._let_go(table, tokens, num_counted)
+            cached, blank, slack = cached + kept, blank + emptied, slack + left
+        if not self._tail_first:
+            self._blank += table[: first_blank - 1 : -1] if first_blank else table[::-1]
+            if full > num_counted:
+                self._idle.put(table[num_counted:full], num_counted, 1)
+        self.available += cached + blank
+        self.accounts.release(tokens, (slack, ahead), cached, blank)
 
-            |-- indexed: others may hold them --|-- full, its own --|-- tail --|
-            0                          num_indexed        tokens // B    len(table)
-
-        Full blocks keep their content and go to the tail of the queue, the rest to its head.
-        """
-        size = len(table)
-        slack = size * self.block_size - tokens
-        if not self.caching:
-            self._blank += table
-            self.available += size
-            self.accounts.release(tokens, slack, 0, size)
-            return
-        full = tokens // self.block_size
-        if size > full:
-            self._blank += table[full:]
-        cached = full - num_indexed
-        if cached:
-            self._idle += table[num_indexed:full][::-1]
-        if num_indexed:
-            cached += self._release_indexed(table, num_indexed)
-        self.available += cached + size - full
-        self.accounts.release(tokens, slack, cached, size - full)
-
-    def _release_indexed(self, table: list[int], num_indexed: int) -> int:
+    def _let_go(self, table: list[int], tokens: int, num_counted: int) -> tuple[int, int, int]:
+        """Drop one reference to each counted block -> (now cached, now blank, slack in the blank ones)."""
         self.epoch += 1
-        holders, idle, freed = self._holders, self._idle, 0
-        for block in table[num_indexed - 1 :: -1] if num_indexed < len(table) else table[::-1]:
+        holders, size = self._holders, self.block_size
+        kept = emptied = slack = 0
+        order = range(num_counted - 1, -1, -1) if self._tail_first else range(num_counted)
+        for place in order:
+            block = table[place]
             holders[block] -= 1
-            if not holders[block]:
-                idle.append(block)
-                freed += 1
-        return freed
+            whole = tokens >= (place + 1) * size
+            if holders[block]:
+                if not whole:
+                    self.tail_copies -= 1
+                continue
+            if self.index.key_of(block) is None:
+                del holders[block]
+            if whole and self.caching:
+                self._idle.put([block], place, 0)
+                kept += 1
+            else:
+                self._blank.append(block)
+                emptied += 1
+                slack += max(0, (place + 1) * size - tokens)
+        return kept, emptied, slack
 
     def drop_cached(self) -> None:
         """Forget all cached content (a cold start); order of ids starts again. Only while nothing is live."""
@@ -194,9 +219,8 @@ class BlockPool:
         self.accounts.forget(self.accounts.cached_blocks)
         self._blank = list(range(self.num_blocks - 1, self.reserve_blocks - 1, -1))
         self._idle.clear()
-        self._head = 0
-        for table in (self._stale, self._index, self._younger, self._key_of, self._holders):
-            table.clear()
+        self.index.clear()
+        self._holders.clear()
         self.epoch += 1
 
     # ---- looking
@@ -205,17 +229,8 @@ class BlockPool:
         return self._blank[::-1]
 
     def cached_ids(self) -> list[int]:
-        """Blocks with content that nobody holds, least recently used first."""
-        if not self._stale:
-            return self._idle[self._head :]
-        stale = dict(self._stale)
-        out = []
-        for block in self._idle[self._head :]:
-            if stale.get(block, 0):
-                stale[block] -= 1
-            else:
-                out.append(block)
-        return out
+        """Blocks with content that nobody holds, in eviction order."""
+        return list(self._idle)
 
     def ref_count(self, block: int, tables: list[list[int]]) -> int:
         """Holders of a block as the pool believes; `tables` are those of all live sequences."""
@@ -242,10 +257,11 @@ class BlockPool:
         for block, holders in self._holders.items():
             if holders != counted.get(block, 0):
                 raise PoolError(f"block {block}: {holders} references counted, {counted.get(block, 0)} tables")
+            if not holders and self.index.key_of(block) is None:
+                raise PoolError(f"block {block} is counted, but nobody holds it and nobody can find it")
         if lost := [b for b, n in counted.items() if n > 1 and b not in self._holders]:
             raise PoolError(f"blocks {lost} are shared without a reference count")
-        listed = [*self._index.values(), *(b for more in self._younger.values() for b in more)]
-        if sorted(listed) != sorted(self._key_of) or self._key_of.keys() != self._holders.keys():
-            raise PoolError("the index and the indexed blocks disagree")
-        if any(self._key_of[block] != key for key, block in self._index.items()):
-            raise PoolError("the index leads to a block with another key")
+        if wrong := self.index.contradiction():
+            raise PoolError(wrong)
+        if stray := [b for b in self.index.blocks() if b not in self._holders]:
+            raise PoolError(f"blocks {stray} can be found, but are not counted")

@@ -15,7 +15,7 @@ class DecodeRing:
         self.block_size = block_size
         self.runs: dict[int, Run] = {}
         self.context = 0  # tokens whose KV stands before the next step, summed
-        self.blocks = 0  # blocks in their tables, summed
+        self.blocks = 0  # blocks that those tokens lie in, summed
         self._crossing: dict[int, dict[int, Run]] = {}  # step mod block_size -> runs, in running order
         self._filling: dict[int, dict[int, Run]] = {}  # likewise: who fills a block that others may ask for
         self._due: dict[int, list[Run]] = {}  # step -> runs that deliver their last token then (or once did)
@@ -26,7 +26,7 @@ class DecodeRing:
         run.last_step = step + run.num_output_tokens - run.sampled - 1
         self.runs[run.row] = run
         self.context += run.computed
-        self.blocks += len(run.table)
+        self.blocks += -(-run.computed // self.block_size)
         self._enter(self._crossing, (step - run.computed) % self.block_size, run)
         if len(run.keys) > run.num_indexed:
             self._enter(self._filling, (step - run.computed - 1) % self.block_size, run)
@@ -85,4 +85,4 @@ class DecodeRing:
         run.sampled += passed
         run.began = run.last_step = -1
         self.context -= run.computed
-        self.blocks -= len(run.table)
+        self.blocks -= -(-run.computed // self.block_size)

@@ -103,6 +103,9 @@ class Step:
     ended: Sequence[tuple[int, Outcome]] = ()
     admitted: Sequence[tuple[int, int]] = ()  # (row, prefix tokens hit), counted when they commit
     preempted: Sequence[tuple[int, int]] = ()  # (row, tokens whose KV was dropped)
+    started: Sequence[int] = ()  # forks whose parent came to hold the inherited tokens in this step
+    burst_blocks: int = 0  # copies made, and blocks that forked sequences opened
+    bound_blocks: int = 0  # the most that could come to, were every live child to write in the next step
     extra: Sequence[tuple[int, int]] = ()  # (row, tokens) where more than one token came at once
 
 
@@ -111,7 +114,11 @@ StepTime = Callable[[StepShape], tuple[int, int]]  # pure: (step ns, attention n
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One request as the engine sees it. Token counts are the trace's; the output length is forced."""
+    """One request as the engine sees it. Token counts are the trace's; the output length is forced.
+
+    With a parent and inherited tokens it is a fork: the engine starts it in the step in which the parent, which
+    was added before, comes to hold that many tokens, and says so in `Step.started`.
+    """
 
     row: int
     num_prompt_tokens: int

@@ -3,8 +3,8 @@
 Each event moves tokens or blocks from one account to another; the sum cannot change but by a mistake, and a
 mistake shows, because no account is computed as a difference of others.
 
-        free --claim--> tail slack --fill--> payload --release--> cached | free
-        cached --claim (evicts)--> tail slack            cached --revive--> payload
+        free --claim--> tail slack --fill, copy--> payload --release--> cached | free
+        cached --claim (evicts)--> tail slack      cached --share--> payload      tail slack <--> reserved ahead
 """
 
 from dataclasses import dataclass
@@ -61,13 +61,38 @@ class Accounts:
         self.payload_tokens += revived * self.block_size
         self.logical_tokens += (held + revived) * self.block_size
 
-    def release(self, tokens: int, slack: int, cached: int, blank: int) -> None:
-        """A sequence that held `tokens` lets go; `cached` full blocks and `blank` others have no holder now."""
+    def reserve(self, tokens: int) -> None:
+        """Claimed room lies beyond the tail block: it is held for tokens still to come."""
+        self.tail_slack_tokens -= tokens
+        self.reserved_ahead_tokens += tokens
+
+    def reach(self, tokens: int) -> None:
+        """Reserved room becomes the tail block of its sequence."""
+        self.reserved_ahead_tokens -= tokens
+        self.tail_slack_tokens += tokens
+
+    def refer(self, tokens: int) -> None:
+        """A sequence holds tokens that lie in blocks of another, or were just copied: nothing is written."""
+        self.logical_tokens += tokens
+
+    def copy(self, tokens: int) -> None:
+        """The written part of a shared block is copied into claimed room."""
+        self.tail_slack_tokens -= tokens
+        self.payload_tokens += tokens
+        self.copied_blocks += 1
+
+    def release(self, tokens: int, room: tuple[int, int], cached: int, blank: int) -> None:
+        """A sequence that held `tokens` lets go; `cached` full blocks and `blank` others have no holder now.
+
+        `room`: what was not written in those, (tail slack, reserved ahead).
+        """
+        slack, ahead = room
         self.logical_tokens -= tokens
         self.tail_slack_tokens -= slack
+        self.reserved_ahead_tokens -= ahead
         self.cached_blocks += cached
         self.free_blocks += blank
-        self.payload_tokens -= (cached + blank) * self.block_size - slack
+        self.payload_tokens -= (cached + blank) * self.block_size - slack - ahead
         self.released_blocks += cached + blank
 
     def forget(self, cached: int) -> None:

@@ -25,11 +25,15 @@ class Run:
     began: int = -1  # step of its first decode since it last (re)started, -1 while not decoding
     table: list[int] = field(default_factory=list)  # block ids in token order
     num_indexed: int = 0  # leading blocks that stand in the prefix index
+    num_counted: int = 0  # leading blocks that carry a reference count: indexed or forked
     keys: list[int] = field(default_factory=list)  # content keys of leading blocks that others may ask for
     preemptions: int = 0
     admission: int = -1  # number of its latest admission: running order
     last_step: int = -1  # step of its last token, while decoding
     waiting: bool = False
+    forked: bool = False  # it began by sharing its parent's blocks
+    parent: int = -1
+    inherited_tokens: int = 0
 
     def computed_at(self, step: int) -> int:
         """Tokens whose KV stands before `step` runs."""

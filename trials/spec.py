@@ -95,15 +95,17 @@ class PoolPolicy(_Model):
 
     block_size: int = Field(default=16, ge=1, le=1 << 20, strict=True)
     layout: Literal["paged", "contiguous"] = "paged"
-    sharing: Literal["prefix"] = "prefix"
+    sharing: Literal["prefix", "cow"] = "prefix"
     prefix_caching: bool = True
-    eviction: Literal["lru"] = "lru"
-    victim: Literal["last_admitted"] = "last_admitted"
+    prefix_match: Literal["block", "partial"] = "block"
+    eviction: Literal["lru", "fifo", "lfu", "length_aware"] = "lru"
+    victim: Literal["last_admitted", "fewest_outputs", "largest", "priority"] = "last_admitted"
     watermark: Number = Field(default=0.0, ge=0.0, lt=1.0)
     reserve_prompt: bool = True
+    reserve_output: Literal["none", "full"] = "none"
     preemption: Literal["recompute"] = "recompute"
-    queue: Literal["fcfs"] = "fcfs"
-    free_order: Literal["tail_first"] = "tail_first"
+    queue: Literal["fcfs", "longest_prefix", "priority", "shortest_job"] = "fcfs"
+    free_order: Literal["tail_first", "head_first"] = "tail_first"
     max_model_len: Annotated[int, _quantity(parse_count), Field(gt=0)] = 8192
     max_num_seqs: Annotated[int, _quantity(parse_count), Field(gt=0)] = 256
     max_num_batched_tokens: Annotated[int, _quantity(parse_count), Field(gt=0)] = 2048

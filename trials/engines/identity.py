@@ -9,8 +9,9 @@ from trials.fingerprint import distribution_versions, source_digests
 from trials.spec import TrialSpec
 
 CORE = (
-    "arrivals.py", "block_pool.py", "clocks.py", "content.py", "decode_ring.py", "engine.py", "engines/own.py",
-    "geometry.py", "ledger.py", "load.py", "plan.py", "recorder.py", "replay.py", "scheduler.py",
+    "admission.py", "arrivals.py", "block_pool.py", "clocks.py", "content.py", "decode_ring.py", "engine.py",
+    "engines/own.py", "forks.py", "geometry.py", "idle_queue.py", "ledger.py", "load.py", "plan.py", "policies.py",
+    "prefix_index.py", "recorder.py", "replay.py", "scheduler.py", "serving.py",
 )  # fmt: skip
 
 

@@ -55,10 +55,9 @@ class PagedEngine:
 
     def start(self, cold: bool) -> None:
         scheduler = self._scheduler
-        if scheduler.running or scheduler.admission.queue:
-            raise PoolError(
-                f"a replay can only start drained: {len(scheduler.running)} run, {len(scheduler.admission.queue)} wait"
-            )
+        if not scheduler.idle:
+            running, waiting = len(scheduler.serving.running), len(scheduler.admission.queue)
+            raise PoolError(f"a replay can only start drained: {running} run, {waiting} wait")
         self._pool.check_invariants([])
         if cold:
             self._pool.drop_cached()
@@ -77,7 +76,7 @@ class PagedEngine:
 
     def step(self) -> Step | None:
         scheduler = self._scheduler
-        if not scheduler.running and not len(scheduler.admission.queue):
+        if scheduler.idle:
             return None
         plan = scheduler.schedule()
         ledger = (self._pool.accounts.row(),)
@@ -88,32 +87,32 @@ class PagedEngine:
         ended = scheduler.complete(plan)
         for row, _ in ended:
             self._execution.forget(row)
-        step, changes = self._step, scheduler.changes
+        step, changes = self._step, scheduler.serving.changes
         step.duration_ns, step.attention_ns = duration_ns, attention_ns
         step.shape, step.ledger = plan.shape, ledger
-        step.num_running, step.num_waiting = len(scheduler.running) + len(ended), len(scheduler.admission.queue)
+        step.num_running = len(scheduler.serving.running) + len(ended)
+        step.num_waiting = len(scheduler.admission.queue)
         step.waiting_tokens, step.refusal = scheduler.admission.waiting_tokens, scheduler.refusal
         step.began, step.paused, step.ended = changes.began, changes.paused, ended
         step.admitted, step.preempted, step.started = changes.admitted, changes.preempted, changes.started
-        step.burst_blocks, step.bound_blocks = changes.burst_blocks, scheduler.bound()
+        step.burst_blocks, step.bound_blocks = changes.burst_blocks, scheduler.forks.bound()
         return step
 
     def ledger(self) -> tuple[LedgerRow, ...]:
         return (self._pool.accounts.peek(),)
 
     def audit(self) -> Audit:
-        pool, scheduler = self._pool, self._scheduler
-        step = scheduler.step
-        tables = {row: list(run.table) for row, run in scheduler.running.items()}
-        held = {row: run.computed_at(step) for row, run in scheduler.running.items()}
+        pool, serving = self._pool, self._scheduler.serving
+        tables = {row: list(run.table) for row, run in serving.running.items()}
+        held = {row: run.computed_at(serving.step) for row, run in serving.running.items()}
         reserve = list(range(pool.reserve_blocks))
-        ahead = {row: scheduler.ahead_of(run, held[row]) for row, run in scheduler.running.items()}
+        ahead = {row: serving.ahead_of(run, held[row]) for row, run in serving.running.items()}
         group = GroupAudit(tables, held, pool.free_ids(), pool.cached_ids(), reserve, ahead)
         return Audit([group], self._execution.device())
 
     def check(self) -> None:
         """Every law of the pool against the raw tables; raises PoolError. O(pool): for tests and audits."""
-        self._pool.check_invariants([run.table for run in self._scheduler.running.values()])
+        self._pool.check_invariants([run.table for run in self._scheduler.serving.running.values()])
 
     def close(self) -> None:
         """Nothing to give back but memory."""
