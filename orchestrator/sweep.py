@@ -124,7 +124,7 @@ class Driver:
             job = Job(card.number, attempt.number, standing.spec, attempt.folder)
             if attempt.result is None and attempt.lost is None:
                 self._write_loss(job, "the driver ended while it ran", True, "")
-            started_s = (attempt.folder / "spec.json").stat().st_mtime
+            started_s = attempt.folder.stat().st_mtime  # the driver may have been killed before it wrote spec.json
             self._remember(Active(standing.card, job, started_s), attempt.result)
         return same and deciding(standing.attempts, ()) is not None
 

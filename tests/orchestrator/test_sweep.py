@@ -165,6 +165,17 @@ def test_an_answer_whose_file_cannot_be_read_counts_as_lost(tmp_path):
     check_exact(drive(tmp_path / "out", sweep), sweep)
 
 
+def test_a_driver_killed_before_it_wrote_the_spec_leaves_an_attempt_that_is_counted_as_lost(tmp_path):
+    """Resuming once failed on the empty folder."""
+    sweep = make_sweep(tmp_path, "controls=[]", "trials=1")
+    drive_and_die(tmp_path / "out", sweep, 3)
+    (tmp_path / "out" / "trials" / "0000" / "attempt-1" / "spec.json").unlink()
+    ran = drive(tmp_path / "out", sweep)
+    check_exact(ran, sweep)
+    assert ran.records[0].attempts[0].lost == "the driver ended while it ran"
+    assert ran.records[0].card.decides == 2
+
+
 def measured(tmp_path, *sets):
     return make_sweep(tmp_path, "engine={name: torch_paged, clock: cpu}", "controls=[]", *sets)
 
