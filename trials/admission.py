@@ -35,13 +35,14 @@ class Admission:
         self._margin = int(policy.watermark * pool.num_blocks)  # of the configured count, rounded down
         self._lookup: tuple[int, int, list[int]] = (-1, -1, [])  # (row, epoch, blocks) of the last match
         self.queue: Queue = QUEUES[policy.queue](lambda run: len(self._match(run)))
-        self.waiting_tokens = 0
+        self.num_waiting = self.waiting_tokens = 0
         self._shortest: list[tuple[int, int, Run]] = []  # heap of (known tokens, row, run), lazily cleaned
 
     def enqueue(self, run: Run, back: bool = False) -> None:
         """Queue a request; `back`: it was running and comes back."""
         known = run.num_prompt_tokens + run.sampled
         run.waiting = True
+        self.num_waiting += 1
         self.waiting_tokens += known
         heapq.heappush(self._shortest, (known, run.row, run))
         if back:
@@ -53,6 +54,7 @@ class Admission:
         """The request leaves the queue, admitted or cancelled."""
         self.queue.remove(run)
         run.waiting = False
+        self.num_waiting -= 1
         self.waiting_tokens -= run.num_prompt_tokens + run.sampled
 
     def _match(self, run: Run) -> list[int]:

@@ -76,11 +76,12 @@ class BlockPool:
             taken.reverse()
             self.accounts.claim(count, 0)
         else:
-            taken = blank[::-1]
-            blank.clear()
-            evicted = count - len(taken)
-            self.accounts.claim(len(taken), evicted)
-            taken += self._evict(evicted)
+            evicted = count - len(blank)
+            self.accounts.claim(len(blank), evicted)
+            taken = self._evict(evicted)
+            if blank:
+                taken = blank[::-1] + taken
+                blank.clear()
         if self._ranked:
             self._idle.handed_out(taken)
         return taken

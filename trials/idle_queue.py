@@ -58,15 +58,15 @@ class LeastRecentlyUsed:
         """Release order alone decides."""
 
     def pop(self, count: int) -> list[int]:
-        out: list[int] = []
-        while len(out) < count:
-            some = self._blocks[self._head : self._head + count - len(out)]
-            if not some:
-                break
-            self._head += len(some)
-            if self._stale and not self._stale.keys().isdisjoint(some):
-                some = [block for block in some if not self._skip(block)]
-            out += some
+        out = self._blocks[self._head : self._head + count]
+        self._head += len(out)
+        if self._stale and not self._stale.keys().isdisjoint(out):
+            out = [block for block in out if not self._skip(block)]
+            while len(out) < count and self._head < len(self._blocks):
+                block = self._blocks[self._head]
+                self._head += 1
+                if not self._skip(block):
+                    out.append(block)
         if self._head > 4096 and self._head * 2 > len(self._blocks):
             del self._blocks[: self._head]
             self._head = 0
@@ -86,6 +86,11 @@ class LeastRecentlyUsed:
         self._head = 0
 
     def __iter__(self) -> Iterator[int]:
+        if not self._stale:
+            return iter(self._blocks[self._head :])
+        return self._without_stale()
+
+    def _without_stale(self) -> Iterator[int]:
         stale = dict(self._stale)
         for block in self._blocks[self._head :]:
             if stale.get(block, 0):

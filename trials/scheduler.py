@@ -118,7 +118,7 @@ class Scheduler:
         filling = ring.filling(step)
         if filling:
             serving.register_filled(filling)
-        self.refusal = self._admit(left) if len(self.admission.queue) else NO_REFUSAL
+        self.refusal = self._admit(left) if self.admission.num_waiting else NO_REFUSAL
         chunks = serving.chunks
         decodes = len(ring.runs)
         if chunks:
@@ -196,17 +196,18 @@ class Scheduler:
 
     def _admit(self, left: int) -> Refusal:
         """From the head of the queue, until the first that must wait; says why it must."""
-        queue, serving = self.admission.queue, self.serving
+        admission, serving = self.admission, self.serving
+        queue = admission.queue
         if serving.changes.preempted:
             return Refusal(Cause.PREEMPTED, queue.head().row, 0)
-        while len(queue):
+        while admission.num_waiting:
             run = queue.head()
             if left <= 0 or len(serving.running) >= self.max_num_seqs:
                 return Refusal(Cause.BUDGET if left <= 0 else Cause.SLOTS, run.row, 0)
-            verdict = self.admission.judge(run, self._most(left), len(serving.running))
+            verdict = admission.judge(run, self._most(left), len(serving.running))
             if isinstance(verdict, Refusal):
                 return verdict
-            self.admission.dequeue(run)
+            admission.dequeue(run)
             serving.take_in(run, verdict)
             count = self._grant(run, left)
             serving.compute(run, count)

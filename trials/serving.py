@@ -43,6 +43,7 @@ class Serving:
         self.content = content
         self.block_size = pool.block_size
         self.reserving = policy.reserve_output == "full"
+        self.forking = policy.sharing == "cow"
         self.step = 0
         self.running: dict[int, Run] = {}  # in admission order
         self.partial: dict[int, Run] = {}  # of these, who is not decoding: in a prefill, or standing still
@@ -119,8 +120,8 @@ class Serving:
         else:
             for run, block in zip(crossing.values(), self.pool.take(len(crossing)), strict=True):
                 run.table.append(block)
-        for run in crossing.values():
-            self.changes.burst_blocks += run.forked
+        if self.forking:
+            self.changes.burst_blocks += sum(run.forked for run in crossing.values())
         self.ring.blocks += len(crossing)
 
     def compute(self, run: Run, count: int) -> None:

@@ -91,11 +91,12 @@ class PagedEngine:
         step.duration_ns, step.attention_ns = duration_ns, attention_ns
         step.shape, step.ledger = plan.shape, ledger
         step.num_running = len(scheduler.serving.running) + len(ended)
-        step.num_waiting = len(scheduler.admission.queue)
+        step.num_waiting = scheduler.admission.num_waiting
         step.waiting_tokens, step.refusal = scheduler.admission.waiting_tokens, scheduler.refusal
         step.began, step.paused, step.ended = changes.began, changes.paused, ended
         step.admitted, step.preempted, step.started = changes.admitted, changes.preempted, changes.started
-        step.burst_blocks, step.bound_blocks = changes.burst_blocks, scheduler.forks.bound()
+        if scheduler.serving.forking:
+            step.burst_blocks, step.bound_blocks = changes.burst_blocks, scheduler.forks.bound()
         return step
 
     def ledger(self) -> tuple[LedgerRow, ...]:
