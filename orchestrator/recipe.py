@@ -25,7 +25,7 @@ from trials.spec import Load, Measure, TrialSpec, read_yaml
 from trials.trace import Trace, load_trace, write_whole
 from trials.units import SpecError
 
-LOCK_COLUMNS = ("phase", "load", "row", "met_step", "cancel_step")
+LOCK_COLUMNS = ("phase", "load", "row", "arrival_ns", "met_step", "cancel_step")
 _CARRIED = ("probe_s", "engine_start", "threads")  # what the winning attempt noted of its machine
 
 

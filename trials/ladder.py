@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from trials.engine import Engine
-from trials.load import Offer, offer
+from trials.load import Lock, Offer, offer
 from trials.metrics import measure
-from trials.recording import Ints, Replay
+from trials.recording import Replay
 from trials.replay import replay
 from trials.result import ReplayResult
 from trials.slo import Slo, parse_slo
@@ -20,7 +20,7 @@ from trials.spec import Ladder, Load, TrialSpec
 from trials.trace import Trace, TraceError
 
 Say = Callable[[str], None]
-Locks = dict[tuple[str, str], Ints]  # (phase, load) -> met_step, in arrival order
+Locks = dict[tuple[str, str], Lock]  # (phase, load) -> its recorded schedule
 
 
 @dataclass(slots=True)
@@ -67,7 +67,8 @@ class Replays:
         """One replay, measured; a modelled one that offers the same as an earlier one is that one."""
         asked = offer(self._trace, self._spec.trace, load, phase)
         if self._locks is not None:
-            asked = asked.locked(_lock(self._locks, phase, load))
+            lock = _lock(self._locks, phase, load)
+            asked = asked.locked(lock.met_step, lock.cancel_step, lock.arrival_ns)
         elif (past := self._same(asked)) is not None:
             again = replace(past.replay, phase=phase)
             return self._keep(asked, again, past.result.model_copy(update={"phase": phase}))
@@ -98,7 +99,7 @@ class Replays:
         return holds
 
 
-def _lock(locks: Locks, phase: str, load: Load) -> Ints:
+def _lock(locks: Locks, phase: str, load: Load) -> Lock:
     if (phase, load.label) not in locks:
         known = ", ".join(" ".join(key) for key in sorted(locks))
         raise TraceError(f"the schedule to lock to has no replay {phase} {load.label}; it has {known or 'none'}")

@@ -15,6 +15,15 @@ from trials.trace import Ints, Trace, TraceError
 
 
 @dataclass(frozen=True, slots=True)
+class Lock:
+    """A recorded schedule: before which step each request of an offer was met and cancelled, [K]; -1: never."""
+
+    met_step: Ints
+    cancel_step: Ints
+    arrival_ns: Ints  # in which order those met in one step came
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """What a replay offers. Parallel arrays [K]; times are engine ns from the replay's start."""
 
@@ -25,7 +34,8 @@ class Offer:
     counted: Ints  # 1 inside the window
     window_ns: tuple[int, int]
     until_ended: bool = False  # arrivals span no time of their own: the window ends with the last counted request
-    met_step: Ints | None = None  # step lock: arrivals are due before these steps, not at their times
+    closed_sessions: bool = False  # a turn comes when those in front of it have ended, not at its stamp
+    lock: Lock | None = None  # arrivals and cancels are due before recorded steps, not at their times
 
     @property
     def concurrency(self) -> int | None:
@@ -36,22 +46,24 @@ class Offer:
     def num_warmup(self) -> int:
         return int(len(self.rows) - self.counted.sum())
 
-    def locked(self, met_step: Ints) -> "Offer":
+    def locked(self, met_step: Ints, cancel_step: Ints | None = None, arrival_ns: Ints | None = None) -> "Offer":
         """The same requests by a recorded schedule, [K] steps. TraceError where it is another offer's."""
         if len(met_step) != len(self.rows):
             raise TraceError(
                 f"{self.phase} {self.load.label}: the schedule to lock to has {len(met_step)} requests, "
                 f"{len(self.rows)} are offered; lock to the requests.parquet of a replay of this spec"
             )
-        return replace(self, met_step=met_step)
+        never = np.full(len(met_step), -1, np.int64)
+        cancels = never if cancel_step is None else cancel_step
+        return replace(self, lock=Lock(met_step, cancels, self.due_ns if arrival_ns is None else arrival_ns))
 
     def same_as(self, other: "Offer") -> bool:
         """Whether both offer the same requests at the same times, and count the same of them."""
         return (
             self.load == other.load
             and self.window_ns == other.window_ns
-            and self.met_step is None
-            and other.met_step is None
+            and self.lock is None
+            and other.lock is None
             and all(np.array_equal(getattr(self, n), getattr(other, n)) for n in ("rows", "due_ns", "counted"))
         )
 
@@ -109,4 +121,5 @@ def offer(trace: Trace, spec: TraceSpec, load: Load, phase: str) -> Offer:
     counted = (at[rows] >= start).astype(np.int64)
     inside = at[rows][counted > 0]
     at_once = spec.window is None and inside[0] == inside[-1]
-    return Offer(phase, load, rows, due, counted, window, load.concurrency is not None or bool(at_once))
+    until_ended = load.concurrency is not None or bool(at_once)
+    return Offer(phase, load, rows, due, counted, window, until_ended, spec.sessions == "closed")

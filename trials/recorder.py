@@ -34,6 +34,8 @@ class Recorder:
     recomputed: list[int]
     preemptions: list[int]
     open_run: list[int]  # step of the first token of the run under way, -1
+    cancel_step: list[int]
+    started: set[int] = field(default_factory=set)  # forks whose parent came so far
     steps: "array[int]" = field(default_factory=lambda: array("q"))
     ledger: "array[int]" = field(default_factory=lambda: array("q"))
     runs: "array[int]" = field(default_factory=lambda: array("q"))
@@ -53,6 +55,7 @@ class Recorder:
             arrival=offer.due_ns.tolist(), met_step=column(-1), admitted=column(-1), first_token=column(-1),
             last_token=column(-1), end=column(-1), outcome=column(int(Outcome.UNFINISHED)), delivered=column(0),
             cached=column(0), recomputed=column(0), preemptions=column(0), open_run=column(-1),
+            cancel_step=column(-1),
         )  # fmt: skip
 
     def changes(self, step: Step, index: int, now: int) -> None:
@@ -96,7 +99,7 @@ class Recorder:
 
     def idle(self, rows: tuple[LedgerRow, ...], start: int, duration: int, events: bool) -> None:
         """A span in which nothing ran. Events since the last step belong to the next one, unless it is the end."""
-        self.steps.extend((start, duration, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, 1))
+        self.steps.extend((start, duration, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 1))
         for row in rows:
             self.ledger.extend(row if events else (*row[:9], 0, 0, 0, 0))
 
@@ -108,7 +111,7 @@ class Recorder:
 
         return Requests(
             row=rows, arrival_ns=column(self.arrival), met_step=column(self.met_step),
-            cancel_step=np.full(len(rows), -1, np.int64), admitted_ns=column(self.admitted),
+            cancel_step=column(self.cancel_step), admitted_ns=column(self.admitted),
             first_token_ns=column(self.first_token), last_token_ns=column(self.last_token),
             end_ns=column(self.end), outcome=column(self.outcome),
             num_prompt_tokens=trace.num_prompt_tokens[rows], num_output_tokens=trace.num_output_tokens[rows],

@@ -16,7 +16,7 @@ STEP_COLUMNS = (
     "num_decodes", "decode_context", "decode_blocks",
     "num_chunks", "chunk_tokens", "chunk_context", "chunk_pairs", "num_sampled",
     "num_running", "num_waiting", "waiting_tokens",
-    "refusal_cause", "refusal_row", "refusal_blocks",
+    "refusal_cause", "refusal_row", "refusal_blocks", "burst_blocks", "bound_blocks",
     "idle",  # 1: nothing ran; the row covers the time until the next arrival
 )  # fmt: skip
 LEDGER_COLUMNS = (

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trials.arrivals import NEVER, Arrivals
+from trials.arrivals import Arrivals
 from trials.auditor import Auditor
 from trials.clocks import Clocks
 from trials.engine import Engine, EngineFacts, Outcome
@@ -31,7 +31,7 @@ def replay(engine: Engine, trace: Trace, offer: Offer, seed: int = 0, stop: Stop
     recorder = Recorder.of(offer)
     # Seeded by the replay itself, never by the search's state.
     auditor = Auditor(engine, recorder, random.Random(f"{seed}/{offer.phase}/{offer.load.label}"))
-    clock = Clocks("steps" if offer.met_step is not None else engine.facts.clock)
+    clock = Clocks("steps" if offer.lock is not None else engine.facts.clock)
     now, why_stopped, stuck = _drive(engine, trace, recorder, auditor, clock, stop)
     last = len(recorder.steps) // len(STEP_COLUMNS)
     if why_stopped or stuck:
@@ -49,14 +49,14 @@ def _drive(
     arrivals = Arrivals(engine, trace, recorder)
     write_step, write_row = recorder.steps.frombytes, recorder.ledger.frombytes
     pack_step, pack_row = STEP_PACK, ROW_PACK
-    virtual, by_step = clock.virtual, offer.met_step is not None
+    virtual, by_step = clock.virtual, offer.lock is not None
     now = index = without_tokens = 0
     while True:
-        if arrivals.due <= (index if by_step else now):
-            arrivals.admit(index if by_step else now, index, now)
+        if arrivals.due <= (index if by_step else now) or arrivals.due_step <= index:
+            arrivals.meet(index if by_step else now, index, now)
         step = engine.step()
         if step is None:
-            if arrivals.due >= NEVER:
+            if arrivals.drained():
                 return now, None, None
             then = now if by_step else clock.wait_until(arrivals.due)
             recorder.idle(engine.ledger(), now, then - now, events=False)
@@ -74,14 +74,14 @@ def _drive(
         attention = step.attention_ns
         write_step(pack_step(
             start, duration, -1 if attention is None else attention, *shape,
-            step.num_running, step.num_waiting, step.waiting_tokens, *step.refusal, 0,
+            step.num_running, step.num_waiting, step.waiting_tokens, *step.refusal,
+            step.burst_blocks, step.bound_blocks, 0,
         ))  # fmt: skip
         for row in step.ledger:
             write_row(pack_row(*row))
-        if step.admitted or step.began or step.ended or step.paused or step.preempted:
+        if step.admitted or step.began or step.ended or step.paused or step.preempted or step.started:
             recorder.changes(step, index, now)
-            if step.ended:
-                arrivals.ended(len(step.ended), now)
+            arrivals.saw(step, index, now)
             if stop is not None and (why := stop(recorder, now)) is not None:
                 return now, why, None
         if not shape[0] and not shape[4]:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from trials.engine import EngineFacts
 from trials.ladder import Locks
 from trials.ledger import account_bytes
+from trials.load import Lock
 from trials.recording import LEDGER_COLUMNS, STEP_COLUMNS, Replay, Requests
 from trials.trace import write_whole
 from trials.units import SpecError
@@ -66,15 +67,16 @@ def write_ledger(recorded: list[Replay], facts: EngineFacts, path: Path) -> None
 
 
 def read_locks(path: Path) -> Locks:
-    """Which step each arrival met, of every replay in a requests.parquet. SpecError where it is no such file."""
+    """Which step each arrival and cancel met, of every replay in a requests.parquet. SpecError if it is none."""
+    names = ["phase", "load", "row", "met_step", "cancel_step", "arrival_ns"]
     try:
-        table = pq.read_table(path, columns=["phase", "load", "row", "met_step"])
+        table = pq.read_table(path, columns=names)
+        columns = [np.ascontiguousarray(table[name].to_numpy(), np.int64) for name in names[3:]]
     except (OSError, KeyError, pa.ArrowException) as error:
         raise SpecError(f"{path}: not a schedule to lock to (requests.parquet): {error}") from None
     locks: Locks = {}
     phases, loads = np.asarray(table["phase"].to_pylist()), np.asarray(table["load"].to_pylist())
-    met = table["met_step"].to_numpy()
     for phase, load in sorted(set(zip(phases.tolist(), loads.tolist(), strict=True))):
         chosen = (phases == phase) & (loads == load)
-        locks[(phase, load)] = np.ascontiguousarray(met[chosen], np.int64)
+        locks[(phase, load)] = Lock(*(column[chosen] for column in columns))
     return locks

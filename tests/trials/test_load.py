@@ -139,7 +139,8 @@ def test_closed_load_has_no_window_of_its_own() -> None:
 def test_schedule_of_another_offer_is_refused() -> None:
     cold, steady = both(every(100, 100), spec(4 * S, 2 * S, warmup=S))
     steps = np.arange(len(cold.rows))
-    assert cold.locked(steps).met_step is steps
+    assert cold.locked(steps).lock is not None
+    assert cold.locked(steps).lock.met_step is steps
     with pytest.raises(TraceError, match="has 20 requests, 30 are offered"):
         steady.locked(steps)
 
