@@ -15,7 +15,10 @@ def states_line(picture: Picture) -> str:
 
 
 def best_line(picture: Picture) -> str:
-    return f"best so far {picture.best[0]} at {picture.best[1]:.4g}" if picture.best else "nothing feasible yet"
+    if picture.best:
+        return f"best so far {picture.best[0]} at {picture.best[1]:.4g}"
+    finished = any(n for state, n in picture.states.items() if state not in ("running", "waiting"))
+    return "nothing feasible yet" if finished else "no result yet"
 
 
 def eta_line(picture: Picture) -> str:

@@ -79,6 +79,11 @@ def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") 
     )  # fmt: skip
 
 
+def shown(value: float) -> str:
+    """Four digits, or whole numbers where they are more."""
+    return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
 def brief(reason: str) -> str:
     """First and last line of a long reason: what was said, and where a traceback ends."""
     lines = [line.strip() for line in reason.strip().splitlines() if line.strip()]
@@ -133,7 +138,7 @@ def missed_words(clause: ClauseSeen) -> str:
     """A bound that was missed, with what was seen."""
     if clause.text == "attainment":
         return f"attainment {clause.observed:.3g} under {clause.limit:.3g}"
-    seen = "without bound" if clause.observed is None else f"{clause.observed:.4g} ms"
+    seen = "without bound" if clause.observed is None else f"{shown(clause.observed)} ms"
     return f"{clause.text} missed: {seen}"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from search_spaces.knee import Candidate, Decision, Rules, common_load, excess, waste
 from search_spaces.noise import COVERAGE
+from search_spaces.objective import shown
 from search_spaces.outcome import (
     CandidateOutcome,
     ClauseSeen,
@@ -123,7 +124,7 @@ def _sentence(decision: Decision, space: Space, rules: Rules, miss: NearestMiss 
         return f"no feasible candidate{_miss_words(miss)}"
     winner = decision.choice.winner
     name, unit = label(winner, space), UNITS.get(rules.objective, rules.objective)
-    value = f"{winner.value or 0:.4g} {unit}"
+    value = f"{shown(winner.value or 0)} {unit}"
     others = ", ".join(label(c, space) for c in decision.choice.tied if c is not winner)
     ties = f"; tied with {others}" if others else ""
     bound = f"; {winner.binding.text} binds" if winner.binding else ""
@@ -150,8 +151,8 @@ def _miss_words(miss: NearestMiss | None) -> str:
         return f"; nearest miss {miss.label}: {miss.clause} without bound"
     unit, far = (" ms", "over it") if miss.clause != "attainment" else ("", "more misses than it allows")
     return (
-        f"; nearest miss {miss.label}: {miss.clause} at {miss.observed:.4g}{unit} "
-        f"against {miss.limit:.4g}{unit}, {miss.over:.1%} {far}"
+        f"; nearest miss {miss.label}: {miss.clause} at {shown(miss.observed)}{unit} "
+        f"against {shown(miss.limit)}{unit}, {miss.over:.1%} {far}"
     )
 
 
@@ -159,12 +160,12 @@ def _signal(c: Candidate, unit: str) -> str:
     values = sorted(c.values.values())
     if not values:
         return "no measurement"
-    spread = f" [{values[0]:.4g} .. {values[-1]:.4g}]" if len(values) > 1 else ""
+    spread = f" [{shown(values[0])} .. {shown(values[-1])}]" if len(values) > 1 else ""
     worst = c.binding
     if worst is None:
-        return f"{sum(values) / len(values):.4g} {unit}{spread}"
-    seen = "no bound" if worst.observed is None else f"{worst.observed:.4g}"
-    return f"{sum(values) / len(values):.4g} {unit}{spread}; {worst.text} at {seen}"
+        return f"{shown(sum(values) / len(values))} {unit}{spread}"
+    seen = "no bound" if worst.observed is None else f"{shown(worst.observed)}"
+    return f"{shown(sum(values) / len(values))} {unit}{spread}; {worst.text} at {seen}"
 
 
 def _verdict(c: Candidate, behind: Interval | None, decision: Decision, space: Space, rules: Rules) -> VerdictRow:
@@ -194,7 +195,7 @@ def _judge(c: Candidate, behind: Interval | None, decision: Decision, rules: Rul
         beats = best is not None and c.value is not None and c.value > best
         return ("inspect" if beats else "reject"), f"a control outside the space{words}"
     assert best is not None
-    bounds = f", interval {behind.low:.4g} .. {behind.high:.4g}" if behind else ""
+    bounds = f", interval {shown(behind.low)} .. {shown(behind.high)}" if behind else ""
     return "reject", f"{_ahead(c.value or 0.0, best)}{bounds}"
 
 
@@ -228,4 +229,6 @@ def _ahead(value: float, best: float) -> str:
     if best == 0:
         return "nothing to compare with"
     share = (value - best) / best
+    if abs(share) < 0.0005:
+        return "level with the best"
     return f"{-share:.1%} behind the best" if share <= 0 else f"{share:.1%} ahead of the best of the space"

@@ -1,0 +1,36 @@
+"""What a sweep says of itself while it runs."""
+
+from orchestrator.live import Lines, best_line, eta_line, states_line
+from orchestrator.progress import Picture, Tally
+
+
+def test_states_are_counted_and_what_waits_or_runs_is_not_done():
+    picture = Picture(9, {"waiting": 3, "running": 2, "complete": 3, "reused": 1})
+    assert states_line(picture) == "4/9 done: 2 running, 3 complete, 1 reused, 3 waiting"
+
+
+def test_the_best_is_only_what_may_win():
+    tally = Tally()
+    assert best_line(tally.picture(3, {}, 1)) == "no result yet"
+    tally.count("complete", "block_size=8", None)
+    assert best_line(tally.picture(3, {}, 1)) == "nothing feasible yet"
+    tally.count("complete", "block_size=16", 50.0)
+    tally.count("complete", "block_size=32", 40.0)
+    assert best_line(tally.picture(3, {}, 1)) == "best so far block_size=16 at 50"
+
+
+def test_the_eta_shares_what_is_left_among_those_that_run():
+    tally = Tally([10.0, 20.0])
+    tally.count("complete", "x", None)
+    tally.count("complete", "x", None)
+    assert tally.picture(10, {}, 2).eta_s == 60.0
+    assert eta_line(tally.picture(10, {}, 2)) == "ETA 1 min 00 s"
+    assert eta_line(Tally().picture(10, {}, 2)) == "ETA unknown yet"
+
+
+def test_lines_speak_only_when_a_trial_ended(capsys):
+    lines = Lines()
+    lines.show(Picture(2, {"waiting": 1, "running": 1}))
+    lines.show(Picture(2, {"waiting": 0, "running": 2}))
+    lines.show(Picture(2, {"waiting": 0, "running": 1, "complete": 1}))
+    assert len(capsys.readouterr().err.splitlines()) == 2
