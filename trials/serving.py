@@ -146,7 +146,10 @@ class Serving:
                 self.chunks.remove(chunk)
                 run.computed = chunk.start
                 break
-        full = run.computed_at(self.step) // self.block_size
+        held = run.computed_at(self.step)
+        if run.began >= 0 and held % self.block_size == 0:
+            self.ring.blocks -= 1  # the block that its token would have opened
+        full = held // self.block_size
         if run.num_indexed > full:
             self.pool.retract(run.table[full : run.num_indexed])
             run.num_indexed = full
