@@ -1,6 +1,7 @@
 """Fixtures for every room: where the real traces are."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,3 +38,11 @@ def local_ray() -> Iterator[None]:
 def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     """One MLflow database a session: making its tables takes seconds."""
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture(autouse=True)
+def _denormals_as_found() -> Iterator[None]:
+    """Real-tensor executions flush denormals in their thread; the next test finds them as they were."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_flush_denormal(False)
