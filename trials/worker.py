@@ -196,8 +196,12 @@ def describe(spec: TrialSpec) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """The process's face; see the module's docstring."""
-    np.seterr(all="raise", under="ignore")
+    """The process's face; see the module's docstring. No overflow and no NaN passes in silence."""
+    with np.errstate(all="raise", under="ignore"):
+        return _answer(arguments)
+
+
+def _answer(arguments: list[str]) -> int:
     try:
         if len(arguments) == 2 and arguments[0] == "--describe":
             print(json.dumps(describe(_read_spec(Path(arguments[1]))), sort_keys=True))
