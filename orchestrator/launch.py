@@ -1,7 +1,8 @@
 """One trial in a new process: a declared environment, two deadlines, no survivors, and how it ended.
 
-The worker speaks files (spec.json in, result.json out) and lines: JSON objects on stdout, of which `progress` is
-passed on. Its FIRST progress line ends the start phase. Everything else that it prints goes to log.txt.
+The worker speaks files (spec.json in, result.json out) and lines: JSON objects on stdout. `{"starting": text}` and
+`{"progress": text}` are passed on; the first `progress` ends the start phase and with it the start deadline.
+Everything else that it prints goes to log.txt.
 """
 
 import os

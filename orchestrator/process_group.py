@@ -23,7 +23,7 @@ _LINE_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds: until the first progress line, after it, and between SIGTERM and SIGKILL."""
+    """Seconds: until the first `progress` line, after it, and between SIGTERM and SIGKILL."""
 
     start_s: float = 300.0
     run_s: float = 3600.0
@@ -72,9 +72,9 @@ class ProcessGroup:
                 wait_s = max(0.0, min(_LOOK_S, limit - time.monotonic()))
                 ready = {key.fd for key, _ in selector.select(wait_s)}
                 newest = self._lines.read() if ready else None
+                if self._lines.measuring and not started:
+                    limit, started = time.monotonic() + deadlines.run_s, True
                 if newest is not None:
-                    if not started:
-                        limit, started = time.monotonic() + deadlines.run_s, True
                     yield newest
                 if self._lines.ended and self._stdout in selector.get_map():
                     selector.unregister(self._stdout)
@@ -112,12 +112,15 @@ class ProcessGroup:
 
 
 class _Lines:
-    """A worker's stdout: whole lines as they come. Those that are no progress go to the log."""
+    """A worker's stdout: whole lines as they come, JSON objects with `starting` or `progress`; others are logged.
+
+    `measuring`: a `progress` line was seen, so the engine has started.
+    """
 
     def __init__(self, fd: int, log: IO[bytes]) -> None:
         os.set_blocking(fd, False)
         self._fd, self._log, self._rest = fd, log, b""
-        self.ended = False
+        self.ended = self.measuring = False
 
     def read(self) -> str | None:
         """All that is there now; the newest progress in it, if any."""
@@ -133,17 +136,21 @@ class _Lines:
             if len(self._rest) > _LINE_BYTES:  # no line: never kept in memory
                 lines, self._rest = [*lines, self._rest], b""
             for line in lines:
-                text = _progress(line)
-                if text is None:
+                said = _said(line)
+                if said is None:
                     self._log.write(line + b"\n")
                 else:
-                    newest = text
+                    newest = said[1]
+                    self.measuring = self.measuring or said[0] == "progress"
         return newest
 
 
-def _progress(line: bytes) -> str | None:
+def _said(line: bytes) -> tuple[str, str] | None:
+    """`starting` or `progress`, and the text; None where the line is neither."""
     try:
         said = json.loads(line)
     except ValueError:
         return None
-    return str(said["progress"]) if isinstance(said, dict) and "progress" in said else None
+    if not isinstance(said, dict):
+        return None
+    return next(((kind, str(said[kind])) for kind in ("progress", "starting") if kind in said), None)

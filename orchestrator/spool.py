@@ -79,6 +79,9 @@ class Spool:
         os.write(self._out, b"%d\n" % offset)
 
     def close(self) -> None:
-        os.fsync(self._out)
-        os.close(self._in)
-        os.close(self._out)
+        """Nothing can be written afterwards (OSError). May be called twice."""
+        entries, marks, self._in, self._out = self._in, self._out, -1, -1  # a number may soon be another file's
+        for descriptor in (entries, marks):
+            if descriptor >= 0:
+                os.fsync(descriptor)
+                os.close(descriptor)

@@ -64,6 +64,13 @@ class SpoolWriter:
             return len(self._failures) + self._refused
 
     def _work(self) -> None:
+        try:
+            self._until_closed()
+        finally:
+            with self._changed:
+                self._spool.close()
+
+    def _until_closed(self) -> None:
         pause_s, send = 0.0, None
         while True:
             if pause_s:

@@ -12,8 +12,6 @@ from orchestrator.tracking import MemoryTracker, MlflowTracker, Tracker
 from trials.result import Hashes, TrialResult
 from trials.spec import TrialSpec, trial_spec
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
 
 def spec_of(block_size: int = 16) -> TrialSpec:
     return trial_spec(

@@ -29,8 +29,6 @@ from trials.result import (
 )
 from trials.spec import TrialSpec, trial_spec
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
 
 def spec_of(**args: object) -> TrialSpec:
     return trial_spec(
