@@ -215,11 +215,12 @@ def _distribution(d: Dimension) -> "BaseDistribution":
 
 
 def load_space_spec(name_or_path: str, folder: Path) -> SpaceSpec:
-    """A ready space by name, or a YAML file (relative to `folder`)."""
-    if name_or_path in READY:
-        text = resources.files("search_spaces").joinpath(f"{name_or_path}.yaml").read_text(encoding="utf-8")
-        return space_spec(yaml.safe_load(text), name_or_path)
+    """A YAML file (relative to `folder`), or a ready space by its name, with or without `.yaml`."""
     path = folder / name_or_path
+    ready = name_or_path.removesuffix(".yaml")
+    if ready in READY and not path.is_file():
+        text = resources.files("search_spaces").joinpath(f"{ready}.yaml").read_text(encoding="utf-8")
+        return space_spec(yaml.safe_load(text), ready)
     if not name_or_path.endswith((".yaml", ".yml")):
         raise SpecError(f"space {name_or_path!r} does not exist; {nearest(name_or_path, READY)}, or a .yaml file")
     return space_spec(read_yaml(path), str(path))
