@@ -21,7 +21,6 @@ from trials.engines import simulator
 from trials.engines.own import PagedEngine
 from trials.engines.simulator import Modelled
 from trials.ledger import Accounts
-from trials.plan import Plan
 from trials.result import load_result
 from trials.spec import TraceSpec, TrialSpec, trial_spec
 from trials.tables import read_locks
