@@ -300,3 +300,32 @@ class RayExecutor:
         if self._owns_ray:
             ray.shutdown()
             self._owns_ray = False
+
+
+def cluster_says(address: str, timeout_s: float = 5.0) -> str:
+    """What the cluster at HOST:PORT or ray://HOST:PORT has. Raises ConnectionError with what to look at."""
+    import ray
+
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):
+        raise ConnectionError(f"{address!r} is no cluster address; write it like 10.0.0.5:6379")
+    try:  # Ray itself tries for minutes
+        socket.create_connection((host, int(port)), timeout_s).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"nothing answers at {address} ({error}); is `ray start --head` running there?"
+        ) from None
+    try:
+        ours = not ray.is_initialized()
+        start_ray(address, 0)
+    except Exception as error:
+        hint = "every node and client needs RAY_AUTH_MODE=token and the same token, or disabled everywhere"
+        raise ConnectionError(f"{address} answers but does not let us in: {error}; {hint}") from error
+    try:
+        have, nodes = ray.cluster_resources(), [n for n in ray.nodes() if n["Alive"]]
+        return (
+            f"{len(nodes)} nodes, {have.get('CPU', 0):g} CPUs, {have.get('GPU', 0):g} GPUs, Ray {ray.__version__}"
+        )
+    finally:
+        if ours:
+            ray.shutdown()
