@@ -1,19 +1,21 @@
-"""What this machine, or a cluster, can run, and what is missing: findings with a remedy each, and nothing changed."""
+"""What this machine, or a cluster, can run, and what is missing: findings with a remedy each. Changes nothing."""
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import psutil
-from packaging.version import Version
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.launch import WORKER
@@ -98,8 +100,6 @@ def _guarded(name: str, look: Callable[[], Finding], status: Status = "warn") ->
 
 def _python() -> Finding:
     says = f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}"
-    if sys.version_info < (3, 11):
-        return Finding(name="python", status="missing", says=says, remedy="use Python 3.11 or newer")
     return Finding(name="python", status="ok", says=says)
 
 
@@ -110,9 +110,8 @@ def _memory() -> Finding:
         f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB memory free"
     )
     if memory.available < 2 * _GIB:
-        return Finding(
-            name="cores, memory", status="warn", says=says, remedy="Ray alone takes 0.6 GiB; end something"
-        )
+        remedy = "Ray alone takes 0.6 GiB: end something, or run with executor process"
+        return Finding(name="cores, memory", status="warn", says=says, remedy=remedy)
     return Finding(name="cores, memory", status="ok", says=says)
 
 
@@ -125,9 +124,15 @@ def _library(name: str) -> Finding:
     if found in _BROKEN.get(name, set()):
         remedy = f"pip install '{name}!={found}': this release cannot be installed whole"
         return Finding(name=name, status="missing", says=found, remedy=remedy)
-    if Version(found) < Version(floor):
+    if _release(found) < _release(floor):
         return Finding(name=name, status="missing", says=found, remedy=f"pip install -U '{name}>={floor}'")
     return Finding(name=name, status="ok", says=found)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Major and minor: 2.13.0+cpu -> (2, 13); 5 -> (5, 0)."""
+    numbers = [int(n) for n in re.findall(r"\d+", version)[:2]]
+    return (*numbers, 0)[:2]
 
 
 def _torch() -> Finding:
@@ -139,12 +144,21 @@ def _torch() -> Finding:
 
 
 def _numba() -> Finding:
-    layers = [n for n in ("omppool", "tbbpool", "workqueue") if importlib.util.find_spec(f"numba.np.ufunc.{n}")]
+    layers = [name for name in ("omppool", "tbbpool", "workqueue") if _loads(f"numba.np.ufunc.{name}")]
     says = f"layers {', '.join(layers)}"
     if "omppool" in layers:
         return Finding(name="numba threading", status="ok", says=says)
     remedy = "trials with engine.threads > 1 need the omp layer: install an OpenMP runtime (libgomp)"
     return Finding(name="numba threading", status="warn", says=says, remedy=remedy)
+
+
+def _loads(module: str) -> bool:
+    """Whether its shared library is whole here, not only whether the file is."""
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
 
 
 def _gpus() -> Finding:
@@ -158,13 +172,14 @@ def _gpus() -> Finding:
     try:
         driver = pynvml.nvmlSystemGetDriverVersion()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        cards = [
-            f"{pynvml.nvmlDeviceGetName(h)} {pynvml.nvmlDeviceGetMemoryInfo(h).total / _GIB:.0f} GiB"
-            for h in handles
-        ]
+        cards = [f"{pynvml.nvmlDeviceGetName(h)} {_memory_gib(pynvml, h):.0f} GiB" for h in handles]
     finally:
         pynvml.nvmlShutdown()
     return Finding(name="GPUs", status="ok", says=f"{', '.join(cards) or 'none'}; driver {driver}")
+
+
+def _memory_gib(pynvml: ModuleType, handle: object) -> float:
+    return float(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / _GIB
 
 
 def _space(name: str, folder: Path, needed_gib: float, remedy: str) -> Finding:
