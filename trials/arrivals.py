@@ -50,10 +50,10 @@ class Arrivals:
         offer = recorder.offer
         self._engine, self._trace, self._recorder = engine, trace, recorder
         self._rows: list[int] = offer.rows.tolist()
-        self._works = [
-            trace.num_prompt_tokens.tolist(), trace.num_output_tokens.tolist(), trace.priority.tolist(),
-            trace.parent.tolist(), trace.inherited_tokens.tolist(),
-        ]  # fmt: skip
+        columns = (
+            trace.num_prompt_tokens, trace.num_output_tokens, trace.priority, trace.parent, trace.inherited_tokens,
+        )  # fmt: skip
+        self._works = list(zip(*(column.tolist() for column in columns), strict=True))
         self._patience = trace.cancel_after_ns.tolist()
         self._give_up = trace.cancel_after_tokens.tolist()
         self._cancels = bool((trace.cancel_after_tokens >= 0).any()) and offer.lock is None
@@ -117,7 +117,7 @@ class Arrivals:
 
     def _work(self, k: int) -> Work:
         row = self._rows[k]
-        prompt, output, priority, parent, inherited = (column[row] for column in self._works)
+        prompt, output, priority, parent, inherited = self._works[row]
         if parent not in self._recorder.place:
             parent, inherited = -1, 0
         return Work(row, prompt, output, self._recorder.arrival[k], priority, parent, inherited)

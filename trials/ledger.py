@@ -8,6 +8,7 @@ mistake shows, because no account is computed as a difference of others.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -116,26 +117,20 @@ class Accounts:
 
 
 def recount(audit: GroupAudit, geometry: PoolGeometry) -> dict[str, int]:
-    """The accounts counted from raw tables and queues alone. Raises LedgerError where a block has two states.
+    """The accounts counted from raw tables and queues alone. Raises LedgerError where a law of blocks is broken.
 
     Source of the method: count what each physical block holds at most once, whoever points at it.
     """
-    size = geometry.block_size
-    fill = np.zeros(geometry.num_blocks, np.int64)
-    owners = np.zeros(geometry.num_blocks, np.int64)
-    ahead = 0
-    for row, table in audit.tables.items():
-        ids = np.asarray(table, np.int64)
-        tokens = audit.held_tokens[row]
-        if len(ids) < -(-tokens // size):
-            raise LedgerError(f"row {row} holds {tokens} tokens in only {len(ids)} blocks of {size}")
-        inside = np.clip(tokens - np.arange(len(ids), dtype=np.int64) * size, 0, size)
-        np.maximum.at(fill, ids, inside)
-        np.add.at(owners, ids, 1)
-        ahead += audit.reserved_ahead.get(row, 0)
-    states = np.zeros(geometry.num_blocks, np.int64)
-    for queue in (audit.free, audit.cached, audit.reserve):
-        np.add.at(states, np.asarray(queue, np.int64), 1)
+    size, blocks = geometry.block_size, geometry.num_blocks
+    _check_tables(audit, size)
+    ids = _ids(list(chain.from_iterable(audit.tables.values())), blocks)
+    lengths = np.array([len(table) for table in audit.tables.values()], np.int64)
+    held = np.array([audit.held_tokens[row] for row in audit.tables], np.int64)
+    places = np.arange(len(ids), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    fill = np.zeros(blocks, np.int64)
+    np.maximum.at(fill, ids, np.clip(np.repeat(held, lengths) - places * size, 0, size))
+    owners = np.bincount(ids, minlength=blocks)
+    states = np.bincount(_ids([*audit.free, *audit.cached, *audit.reserve], blocks), minlength=blocks)
     wrong = np.flatnonzero(states + (owners > 0) != 1)
     if len(wrong):
         block = int(wrong[0])
@@ -143,18 +138,38 @@ def recount(audit: GroupAudit, geometry: PoolGeometry) -> dict[str, int]:
             f"block {block} ({len(wrong)} such) has {int(owners[block])} owners and is in "
             f"{int(states[block])} of the queues free, cached, reserve; exactly one state is lawful"
         )
-    live = int((owners > 0).sum())
-    payload = int(fill.sum())
+    live, ahead = owners > 0, sum(audit.reserved_ahead.values())
     return {
-        "payload_tokens": payload,
-        "tail_slack_tokens": int((size - fill[owners > 0]).sum()) - ahead,
+        "payload_tokens": int(fill.sum()),
+        "tail_slack_tokens": int((size - fill[live]).sum()) - ahead,
         "reserved_ahead_tokens": ahead,
         "cached_blocks": len(audit.cached),
         "free_blocks": len(audit.free),
         "reserve_blocks": len(audit.reserve),
         "logical_tokens": sum(audit.held_tokens.values()),
-        "live_blocks": live,
+        "live_blocks": int(live.sum()),
     }
+
+
+def _check_tables(audit: GroupAudit, size: int) -> None:
+    """n tokens take as many blocks as hold them and what is reserved ahead, never one more."""
+    for row, table in audit.tables.items():
+        tokens, ahead = audit.held_tokens[row], audit.reserved_ahead.get(row, 0)
+        need = -(-(tokens + ahead) // size)
+        if len(table) != need:
+            found = f"only {len(table)}" if len(table) < need else f"{len(table)}"
+            raise LedgerError(
+                f"row {row} holds {tokens} tokens, {ahead} more reserved, in {found} blocks of {size}; "
+                f"it is to have {need}"
+            )
+
+
+def _ids(blocks: list[int], num_blocks: int) -> Ints:
+    """Block ids as an array, every one of them a block of the pool."""
+    ids = np.array(blocks, np.int64)
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_blocks:
+        raise LedgerError(f"blocks {int(ids.min())} .. {int(ids.max())} in a pool of {num_blocks}")
+    return ids
 
 
 def check_row(row: LedgerRow, audit: GroupAudit, geometry: PoolGeometry) -> list[str]:
