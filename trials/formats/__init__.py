@@ -14,6 +14,10 @@ FORMATS = {
     "azure": "trials.formats.azure",
     "mooncake": "trials.formats.mooncake",
     "lengths": "trials.formats.lengths",
+    "vidur": "trials.formats.vidur",
+    "weka": "trials.formats.weka",
+    "bailian": "trials.formats.bailian",
+    "burstgpt": "trials.formats.burstgpt",
 }
 
 

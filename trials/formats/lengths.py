@@ -5,11 +5,11 @@ Names read: prompt `input_toks` or `num_prompt_tokens`; output `output_toks` or 
 and the notes say so. Without arrivals every row arrives at 0, which suits a closed load only.
 """
 
-import csv
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trials.formats.rows import Row, Source, collect, json_object, whole
+from trials.formats.fields import csv_records, json_object, whole
+from trials.formats.rows import Row, Source, collect
 from trials.trace import Trace, TraceMeta
 
 _NAMES = {
@@ -69,17 +69,4 @@ def _json_records(source: Source) -> Iterator[tuple[int, Mapping[str, object]]]:
 
 
 def _csv_records(source: Source) -> Iterator[tuple[int, Mapping[str, object]]]:
-    table = csv.reader(source.lines, strict=True)
-    line = 1
-    try:
-        header = [name.strip() for name in next(table)]
-        if len(set(header)) != len(header):
-            raise source.bad(1, "a column name stands twice in the header")
-        _columns(source, 1, header)
-        for cells in table:
-            line = table.line_num
-            if len(cells) != len(header):
-                raise source.bad(line, f"{len(cells)} columns instead of {len(header)}; is the file cut short?")
-            yield line, dict(zip(header, cells, strict=True))
-    except csv.Error as error:
-        raise source.bad(max(line, table.line_num), f"not CSV: {error}") from None
+    yield from csv_records(source, lambda header: _columns(source, 1, header))

@@ -8,13 +8,12 @@ covers a partial block. Stamps are quantised (about 3 s in the published files):
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trials.formats.rows import Row, Source, collect, json_object, whole
+from trials.formats.fields import ids_of, json_object, need, whole
+from trials.formats.rows import Row, Source, collect
 from trials.trace import Trace, TraceMeta
-from trials.units import shown
 
 TOKENS_PER_ID = 512
 _KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
-_MOST_ID = 1 << 62
 
 
 def read(paths: Sequence[Path]) -> Trace:
@@ -25,9 +24,7 @@ def read(paths: Sequence[Path]) -> Trace:
 def _rows(source: Source) -> Iterator[Row]:
     for line in range(1, len(source.lines) + 1):
         found = json_object(source, line)
-        missing = [key for key in _KEYS if key not in found]
-        if missing:
-            raise source.bad(line, f"{', '.join(missing)} missing; a row has {', '.join(_KEYS)}")
+        need(source, line, found, *_KEYS)
         if len(found) > len(_KEYS):
             source.unread.update(dict.fromkeys(key for key in found if key not in _KEYS))
         prompt = whole(source, line, "input_length", found["input_length"])
@@ -40,9 +37,8 @@ def _rows(source: Source) -> Iterator[Row]:
         )
 
 
-def _prefix_ids(source: Source, line: int, prompt: int, found: object) -> list[int]:
-    if not isinstance(found, list) or not all(type(i) is int and 0 <= i < _MOST_ID for i in found):
-        raise source.bad(line, f"hash_ids is {shown(found)}: a list of whole numbers from 0 is needed")
+def _prefix_ids(source: Source, line: int, prompt: int, listed: object) -> list[int]:
+    found = ids_of(source, line, listed)
     expected = -(-prompt // TOKENS_PER_ID)
     if len(found) != expected:
         raise source.bad(line, f"{len(found)} hash_ids for {prompt} input tokens: at {TOKENS_PER_ID} tokens an id "
