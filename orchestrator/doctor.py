@@ -45,6 +45,8 @@ class Finding(_Model):
 
 
 class Report(_Model):
+    """All findings, in the order they were looked for."""
+
     findings: tuple[Finding, ...]
 
     @property

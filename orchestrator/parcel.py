@@ -20,6 +20,8 @@ class ParcelDamaged(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class File:
+    """One file: a plain name, its bytes, and their digest where they were read."""
+
     name: str
     content: bytes
     sha256: str
@@ -27,6 +29,8 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
+    """How the trial ended, and all that it left."""
+
     outcome: Outcome
     files: tuple[File, ...]
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -197,12 +198,18 @@ def test_the_ledger_over_steps_is_that_of_the_deciding_replay_and_thinned(mlflow
     assert "ledger.parquet" in {f.path for f in seen.client.list_artifacts(child.info.run_id)}
 
 
-def test_without_a_uri_the_database_and_artifacts_lie_in_the_sweeps_folder(tmp_path: Path) -> None:
-    tracker = MlflowTracker(tmp_path)
+def test_without_a_uri_the_database_and_artifacts_lie_in_the_sweeps_folder(mlflow_uri: str, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    MlflowClient(mlflow_uri).search_experiments()  # its tables are there
+    shutil.copy(mlflow_uri.removeprefix("sqlite:///"), tmp_path / "mlflow.db")  # making new ones takes seconds
+    tracker = MlflowTracker(tmp_path, experiment="of its own")
     tracker.record(SweepEntry("sweep"))
     tracker.record(entry_of(tmp_path, 1, 1, result_of()))
     assert tracker.close(60) == 0, tracker.trouble
-    assert (tmp_path / "mlflow.db").is_file()
+    experiment = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}").get_experiment_by_name("of its own")
+    assert experiment is not None
+    assert experiment.artifact_location == (tmp_path / "artifacts").as_uri()
     assert list((tmp_path / "artifacts").rglob("result.json"))
 
 
