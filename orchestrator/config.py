@@ -27,6 +27,7 @@ from search_spaces.space import (
 )
 from trials.documents import read_yaml, validated
 from trials.fingerprint import file_digest, spec_hash, trace_hash
+from trials.geometry import block_bytes, effective_block_size
 from trials.spec import MODELLED, TrialSpec, Window, resolve_paths
 from trials.trace import Trace, load_trace
 from trials.units import SpecError, nearest
@@ -239,11 +240,11 @@ def holds_none(spec: TrialSpec, trace: Trace) -> str | None:
             f"no request of the trace fits policy.max_model_len {spec.policy.max_model_len}: "
             f"the shortest has {int(tokens.min())} tokens"
         )
-    size = spec.policy.block_size
+    size = effective_block_size(spec)
     blocks = spec.pool.blocks
-    if spec.pool.bytes is not None:
-        blocks = spec.pool.bytes // (size * spec.model.kv_bytes_per_token)
-    if blocks is None:
+    if size and spec.pool.bytes is not None:
+        blocks = spec.pool.bytes // block_bytes(spec)
+    if blocks is None or not size:
         return None  # a device budget: what it leaves for the pool is the engine's word
     usable = max(blocks - spec.pool.reserve_blocks, 0)
     # The last sampled token never has KV, so a request holds one token less than it has.

@@ -1,6 +1,12 @@
 """From a spec's byte budget to blocks: the layout is geometry, and nothing else knows of it.
 
-contiguous: one block of max_model_len tokens a sequence. paged: blocks of block_size. Pure arithmetic.
+contiguous: one block of max_model_len tokens a sequence. paged: blocks of block_size. virtual: a sequence is
+contiguous in virtual memory and grows by physical pages of `page_bytes`, one for each layer's K and V (vAttention,
+arXiv 2405.04437). Its block is the tokens that one page holds of one layer; what the page has left is padding:
+
+    block = 2 x num_layers pages     page [ token | token | ... | token | padding ]
+
+Pure arithmetic.
 """
 
 from trials.engine import PoolGeometry
@@ -9,14 +15,36 @@ from trials.spec import TrialSpec
 TABLE_ENTRY_BYTES = 4  # int32, as engines keep block tables on the device
 
 
+def pages_per_block(spec: TrialSpec) -> int:
+    """Physical pages behind a block, each mapped by a call of its own: K and V of every layer."""
+    return 2 * spec.model.num_layers
+
+
+def page_tokens(spec: TrialSpec) -> tuple[int, int]:
+    """(tokens of one layer's K or V that a physical page holds, bytes of the page that are left over)."""
+    return divmod(spec.policy.page_bytes, spec.model.kv_bytes_per_token // pages_per_block(spec))
+
+
 def effective_block_size(spec: TrialSpec) -> int:
-    """Tokens a block: the candidate's, or a whole context where the layout is contiguous."""
+    """Tokens a block: the candidate's, a whole context (contiguous), or a page (virtual; 0: it holds not one)."""
+    if spec.policy.layout == "virtual":
+        return page_tokens(spec)[0]
     return spec.policy.max_model_len if spec.policy.layout == "contiguous" else spec.policy.block_size
+
+
+def block_padding_bytes(spec: TrialSpec) -> int:
+    """Bytes of a block that hold no token."""
+    return page_tokens(spec)[1] * pages_per_block(spec) if spec.policy.layout == "virtual" else 0
+
+
+def block_bytes(spec: TrialSpec) -> int:
+    """All bytes of a block, padding included."""
+    return effective_block_size(spec) * spec.model.kv_bytes_per_token + block_padding_bytes(spec)
 
 
 def block_table_bytes(spec: TrialSpec) -> int:
     """Device block tables: int32 [max_num_seqs, ceil(max_model_len / block_size)], in bytes."""
-    columns = -(-spec.policy.max_model_len // effective_block_size(spec))
+    columns = -(-spec.policy.max_model_len // max(effective_block_size(spec), 1))
     return spec.policy.max_num_seqs * columns * TABLE_ENTRY_BYTES
 
 
@@ -26,9 +54,12 @@ def pool_geometry(spec: TrialSpec, workspace_bytes: int = 0) -> PoolGeometry | s
     `bytes` is the pool (with `tables_inside`, pool plus block tables); `device_budget` also pays for weights,
     tables and `workspace_bytes`.
     """
-    size = effective_block_size(spec)
-    per_token = spec.model.kv_bytes_per_token
-    block = size * per_token
+    size, block = effective_block_size(spec), block_bytes(spec)
+    if size == 0:
+        return (
+            f"policy.page_bytes {spec.policy.page_bytes} holds not one token of a layer's K or V, which takes "
+            f"{spec.model.kv_bytes_per_token // pages_per_block(spec)} bytes: use larger pages"
+        )
     pool, tables = spec.pool, block_table_bytes(spec)
     if pool.blocks is not None:
         budget = pool.blocks * block
@@ -45,4 +76,8 @@ def pool_geometry(spec: TrialSpec, workspace_bytes: int = 0) -> PoolGeometry | s
             "or smaller blocks"
         )
     quantum = size if spec.policy.prefix_caching and spec.policy.layout == "paged" else 0
-    return PoolGeometry(size, blocks, pool.reserve_blocks, per_token, 0, budget, size, quantum)
+    return PoolGeometry(
+        block_size=size, num_blocks=blocks, reserve_blocks=pool.reserve_blocks,
+        bytes_per_token=spec.model.kv_bytes_per_token, padding_bytes_per_block=block_padding_bytes(spec),
+        pool_bytes=budget, kernel_block_size=size, reuse_quantum_tokens=quantum,
+    )  # fmt: skip

@@ -94,7 +94,8 @@ class PoolPolicy(_Model):
     """The candidate: what the search moves. Defaults are vLLM v1's."""
 
     block_size: int = Field(default=16, ge=1, le=1 << 20, strict=True)
-    layout: Literal["paged", "contiguous"] = "paged"
+    layout: Literal["paged", "contiguous", "virtual"] = "paged"
+    page_bytes: Bytes = 2 << 20  # layout virtual: a physical page, of one layer's K or V
     sharing: Literal["prefix", "cow"] = "prefix"
     prefix_caching: bool = True
     prefix_match: Literal["block", "partial"] = "block"

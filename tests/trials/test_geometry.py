@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from trials.engine import PoolGeometry
-from trials.geometry import block_table_bytes, effective_block_size, pool_geometry
+from trials.geometry import block_table_bytes, effective_block_size, pages_per_block, pool_geometry
 from trials.model import PRESETS
 from trials.spec import TrialSpec, trial_spec
 
@@ -100,3 +100,31 @@ def test_pool_that_can_hand_out_no_block_is_refused_with_its_numbers(
 def test_reuse_comes_in_whole_blocks_and_not_at_all_without_a_prefix_cache() -> None:
     assert geometry({"bytes": "1GiB"}, block_size=32).reuse_quantum_tokens == 32
     assert geometry({"bytes": "1GiB"}, block_size=32, prefix_caching=False).reuse_quantum_tokens == 0
+
+
+def test_virtual_block_is_what_one_page_holds_of_a_layer() -> None:
+    # 8 heads x 128 x 2 bytes = 2048 bytes of K a layer and token: a 2 MiB page holds 1024 of them exactly.
+    found = geometry({"bytes": "16GiB"}, layout="virtual", block_size=16)
+    assert (found.block_size, found.padding_bytes_per_block) == (1024, 0)
+    assert found.block_bytes == 2 * 32 * (2 << 20)
+    assert found.reuse_quantum_tokens == 0
+
+
+def test_virtual_rounding_is_padding_of_every_page() -> None:
+    asked = spec({"bytes": 10 * 64 * 5000 + 3}, layout="virtual", page_bytes=5000)
+    found = pool_geometry(asked)
+    assert isinstance(found, PoolGeometry)
+    assert (found.block_size, found.padding_bytes_per_block) == (2, 64 * (5000 - 2 * 2048))
+    assert (found.num_blocks, found.block_bytes, found.remainder_bytes) == (10, 64 * 5000, 3)
+    assert pages_per_block(asked) == 64
+
+
+def test_a_page_that_holds_no_token_is_refused_with_what_a_token_takes() -> None:
+    found = pool_geometry(spec({"bytes": "1GiB"}, layout="virtual", page_bytes=2047))
+    assert isinstance(found, str)
+    assert "page_bytes 2047" in found
+    assert "2048 bytes" in found
+
+
+def test_page_size_moves_nothing_but_the_virtual_layout() -> None:
+    assert geometry({"bytes": "1GiB"}, page_bytes=4096) == geometry({"bytes": "1GiB"})

@@ -67,7 +67,7 @@ def test_a_dumped_spec_reads_back_equal() -> None:
         ({"policy": {"block_size": True}}, "policy.block_size: a whole number is needed; found True"),
         ({"policy": {"block_size": None}}, "policy.block_size: a whole number is needed; found None"),
         ({"policy": {"block_size": 1 << 30}}, "policy.block_size: must be at most 1048576; found 1073741824"),
-        ({"policy": {"layout": "flat"}}, "policy.layout: must be 'paged' or 'contiguous'; found 'flat'"),
+        ({"policy": {"layout": "flat"}}, "policy.layout: must be 'paged', 'contiguous' or 'virtual'; found 'flat'"),
         ({"policy": {"max_num_seqs": True}}, "policy.max_num_seqs: count: True is not a quantity"),
         ({"policy": {"watermark": True}}, "policy.watermark: a number is needed; found True"),
         ({"policy": 3}, "policy: a mapping of keys is needed; found 3"),

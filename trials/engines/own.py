@@ -22,13 +22,18 @@ from trials.plan import Execution
 from trials.scheduler import Scheduler
 from trials.spec import PoolPolicy
 
+_UNSHARED = {"prefix_caching": False, "sharing": "prefix", "prefix_match": "block"}
+
+
+def applied(policy: PoolPolicy) -> PoolPolicy:
+    """The policy as the scheduler gets it: nothing is shared where a sequence's memory is contiguous."""
+    return policy if policy.layout == "paged" else policy.model_copy(update=_UNSHARED)
+
 
 def effective_knobs(policy: PoolPolicy, geometry: PoolGeometry) -> tuple[tuple[str, str], ...]:
     """Every knob as this engine applies it: our own engines apply what they are asked, or refuse."""
-    knobs = {name: str(value) for name, value in policy.model_dump(mode="json").items()}
+    knobs = {name: str(value) for name, value in applied(policy).model_dump(mode="json").items()}
     knobs["block_size"] = str(geometry.block_size)
-    if policy.layout == "contiguous":
-        knobs["prefix_caching"] = "False"
     return tuple(sorted(knobs.items()))
 
 
@@ -43,12 +48,13 @@ class PagedEngine:
         self.facts = facts
         self.start_up = start_up or EngineStart()
         self.geometry: PoolGeometry = geometry
-        self._policy = policy
+        self._policy = policy = applied(policy)
         self._content = content
         self._execution = execution
-        caching = policy.prefix_caching and policy.layout != "contiguous"
         rules = PoolRules(policy.eviction, policy.free_order, policy.prefix_match == "partial")
-        self._pool = BlockPool(geometry.num_blocks, geometry.block_size, geometry.reserve_blocks, caching, rules)
+        self._pool = BlockPool(
+            geometry.num_blocks, geometry.block_size, geometry.reserve_blocks, policy.prefix_caching, rules
+        )
         self._scheduler = Scheduler(policy, self._pool, content)
         empty = StepShape(0, 0, 0, 0, 0, 0, 0, 0)
         self._step = Step(0, None, empty, (), 0, 0, 0)

@@ -43,6 +43,11 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     if spec.engine.device != "cpu":
         return Refused(f"torch_paged runs on cpu here, not on {spec.engine.device}")
     policy, vocab = spec.policy, spec.model.vocab_size
+    if policy.layout == "virtual":
+        return Refused(
+            "torch_paged has no virtual memory to map pages in: layout virtual is geometry, for the simulator; "
+            "use layout paged or contiguous here"
+        )
     clock = spec.engine.clock or "wall"
     config = TorchConfig(
         model=spec.model, geometry=geometry, layout=policy.layout, max_num_seqs=policy.max_num_seqs,
