@@ -59,6 +59,7 @@ class Driver:
         self._twins: dict[str, list[TrialCard]] = {}  # spec hash -> trials that wait for one that runs
         self._known: dict[str, TrialRecord] = {}  # spec hash -> finished trial of this build
         self._probes: dict[int, list[float]] = {}  # trial -> its probes, seconds
+        self._engine_hash = "unknown"  # until a first result names it
         self._tally = Tally()
         self._exhausted = False
         self._controls_of = self._control_hashes()
@@ -293,6 +294,12 @@ class Driver:
         """One entry an attempt. Told before the journal is, so that a killed driver forgets none."""
         controls = self._controls_of.get(active.card.spec_hash, [])
         labels = [("kvknee.control", ",".join(controls))] if controls else []
+        if result is None:
+            # An attempt that left no result is known by what it was asked, and by the engine of those that did.
+            hashes = {"spec": active.card.spec_hash, "trace": self._sweep.trace_digest, "engine": self._engine_hash}
+            labels += [(f"kvknee.{name}_hash", value) for name, value in hashes.items()]
+        else:
+            self._engine_hash = result.hashes.engine
         self._rooms.tracker.record(
             TrialEntry(
                 active.card.number, active.job.attempt, active.card.spec, result, active.job.folder,

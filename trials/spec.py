@@ -242,4 +242,7 @@ def resolve_paths(spec: TrialSpec, folder: Path) -> TrialSpec:
     if engine.step_time and engine.step_time.startswith("table:"):
         table = (folder / engine.step_time.removeprefix("table:")).resolve()
         engine = engine.model_copy(update={"step_time": f"table:{table}"})
+    if engine.python and "/" in engine.python:
+        # Not resolved: a virtual environment's interpreter is a link, and is known by where it lies.
+        engine = engine.model_copy(update={"python": str((folder / engine.python).absolute())})
     return spec.model_copy(update={"trace": trace, "engine": engine})

@@ -35,9 +35,9 @@ from trials.units import SpecError
 RESIDUAL_SHARE, RESIDUAL_BYTES = 0.02, 64 << 20
 
 
-def say(text: str) -> None:
-    """One line of progress for whoever started this process."""
-    print(json.dumps({"progress": text}), flush=True)
+def say(text: str, kind: str = "progress") -> None:
+    """One line for whoever started this process; `starting` lines come before the engine is open."""
+    print(json.dumps({kind: text}), flush=True)
 
 
 def hashes_of(spec: TrialSpec, trace: Trace, identity: Mapping[str, Any]) -> Hashes:
@@ -67,7 +67,7 @@ def run_trial(spec: TrialSpec, out: Path, locks: Locks | None = None) -> TrialRe
     probe = _probe(spec)
     if probe is not None:
         attempt["probe_s"] = probe
-    say("opening the engine")
+    say("opening the engine", "starting")
     try:
         engine = module.open(spec, Content(trace))
         if isinstance(engine, Refused):

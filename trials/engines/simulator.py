@@ -39,7 +39,7 @@ def prepare(spec: TrialSpec) -> None:
 
 
 def identity(spec: TrialSpec) -> Mapping[str, Any]:
-    return own_identity(spec, ["engines/simulator.py", "roofline.py"], [])
+    return own_identity(spec, ["engines/simulator.py", "roofline.py", "step_tables.py"], [])
 
 
 def open(spec: TrialSpec, content: Content) -> Engine | Refused:
