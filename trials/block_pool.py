@@ -91,7 +91,7 @@ class BlockPool:
         out = self._idle.pop(count)
         if len(out) < count:
             raise PoolError(f"took {count} cached blocks, found {len(out)}; {self.available} available")
-        if self.index.has_any(out):
+        if self._holders and self.index.has_any(out):
             self.epoch += 1
             for block in out:
                 if self.index.drop(block):

@@ -9,7 +9,7 @@ from trials.plan import Run
 
 
 class DecodeRing:
-    """`runs`: all decoding sequences by row. `crossing`, `filling` and `due` name those of one step."""
+    """`runs`: all decoding sequences by row. `crossing` and `filling` name those of one step."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -58,8 +58,9 @@ class DecodeRing:
         """The run has no further block that others may ask for."""
         self._filling[(run.began - run.computed - 1) % self.block_size].pop(run.row, None)
 
-    def due(self, step: int) -> list[Run]:
-        """Runs that deliver their last token in this step, in running order."""
+    def advance(self, step: int) -> list[Run]:
+        """`step` has run: all hold one token more. Returns who delivered their last one, in running order."""
+        self.context += len(self.runs)
         due = self._due.pop(step, None)
         if due is None:
             return []
@@ -67,10 +68,6 @@ class DecodeRing:
         if len(found) > 1:
             found.sort(key=lambda run: run.admission)
         return found
-
-    def advance(self) -> None:
-        """The step has run: every decoding sequence holds one token more."""
-        self.context += len(self.runs)
 
     def stop(self, run: Run, step: int) -> None:
         """Take a run out before `step` runs; its counts are settled as of then."""
