@@ -18,6 +18,9 @@ FORMATS = {
     "weka": "trials.formats.weka",
     "bailian": "trials.formats.bailian",
     "burstgpt": "trials.formats.burstgpt",
+    "aiperf-dag": "trials.formats.aiperf_dag",
+    "blis": "trials.formats.blis",
+    "otel": "trials.formats.otel",
 }
 
 

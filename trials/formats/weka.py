@@ -92,7 +92,7 @@ class _Reader:
         if self._agents:
             yield f"{self._agents} sub-agents, each begun after the turn in front of it"
         if self._unmeasured:
-            yield f"{self._unmeasured} sub-agents have no duration: taken to begin at their mark, waited for by none"
+            yield f"{self._unmeasured} sub-agents have no duration: begun at their mark, waited for by none"
         if self._timeless:
             yield f"{self._timeless} requests have no api_time: the think time behind them holds their own time too"
         if self._overlapping:
