@@ -1,44 +1,106 @@
-"""Which moments of a replay are recounted from raw tables, and what the recount says."""
+"""Which moments of a replay are recounted from raw tables, what the recount says, and which of them are kept.
+
+A recount is O(pool), so its places are few: seeded steps, new peaks, the first request that the pool keeps out, a
+moment that was asked for, and the end. All lie between two steps.
+"""
 
 import random
 from dataclasses import dataclass, field
 
-from trials.engine import Audit, Engine
+from trials.engine import Audit, Cause, Engine, Step
 from trials.ledger import check_row
+from trials.ownership import ASKED, BROKEN, FIRST_REFUSAL, PEAK
 from trials.recorder import Recorder
+from trials.recording import Snapshot
 
 MEAN_AUDIT_GAP = 1024  # steps between audits, seeded
 PEAK_STEP = 32  # a new peak is audited when it has grown by this fraction of the pool
+KEPT_OUT = tuple(int(c) for c in (Cause.MEMORY, Cause.WATERMARK, Cause.SLOTS, Cause.HEAD_OF_LINE))
 
 
 @dataclass(slots=True)
 class Auditor:
-    """Decides which steps are recounted from raw tables: seeded ones, new peaks, and the end."""
+    """Decides which steps are recounted from raw tables; keeps the tables of the moments that a reader asks for."""
 
     engine: Engine
     recorder: Recorder
     rng: random.Random
-    next_step: int = 0
+    next_step: int = 0  # the replay need not call `visit` before
     below: int = 1 << 62  # audit when fewer blocks than this are available
     peak_device: dict[str, int] = field(default_factory=dict)
+    unrefused: bool = True  # nobody has been kept out yet
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    _seeded: int = 0  # step after which the next seeded audit comes
+    _ask_ns: int | None = None
+    _peak: int = -1  # most live blocks of an audited moment
+
+    def __post_init__(self) -> None:
+        self._ask_ns = self.recorder.offer.look_ns
+
+    def visit(self, step: Step, index: int, now: int) -> bool:
+        """Between two steps: recount if this is a place to look at. True if it was."""
+        available = step.ledger[0].cached_blocks + step.ledger[0].free_blocks
+        due = index > self._seeded or available < self.below
+        moments = []
+        if self.unrefused and step.refusal.cause in KEPT_OUT:
+            self.unrefused = False
+            moments.append(FIRST_REFUSAL)
+        if self._ask_ns is not None and now >= self._ask_ns:
+            self._ask_ns = None
+            moments.append(ASKED)
+        if not due and not moments:
+            return False
+        self.look(index, now, moments)
+        if due:
+            self.due(index, available)
+        elif self._ask_ns is None:
+            self.next_step = self._seeded
+        return True
+
+    def pass_idle(self, index: int, now: int, then: int) -> None:
+        """Nothing runs until `then`: a moment that was asked for and lies in between shows the pool as it is."""
+        if self._ask_ns is not None and now <= self._ask_ns < then:
+            at, self._ask_ns = self._ask_ns, None
+            self.look(index, at, [ASKED])
 
     def due(self, index: int, available: int) -> None:
         """The next places to look at, after an audit at step `index`."""
-        self.next_step = index + self.rng.randint(1, 2 * MEAN_AUDIT_GAP - 1)
+        self._seeded = index + self.rng.randint(1, 2 * MEAN_AUDIT_GAP - 1)
+        self.next_step = self._seeded if self._ask_ns is None else -1
         pool = self.engine.facts.groups[0].num_blocks
         if available < self.below:
             self.below = available - max(1, pool // PEAK_STEP)
 
-    def look(self, index: int) -> None:
-        """Recount now, between two steps, and compare with the running accounts."""
+    def close(self, index: int, now: int) -> None:
+        """The replay has drained: the last recount."""
+        self.look(index, now, [ASKED] if self._ask_ns is not None else [])
+
+    def look(self, index: int, now: int = -1, moments: list[str] | None = None) -> None:
+        """Recount now, between two steps, and compare with the running accounts; keep the tables of `moments`."""
         audit, rows = self.engine.audit(), self.engine.ledger()
-        facts = self.engine.facts
+        facts, kept = self.engine.facts, list(moments or [])
         self.recorder.audited_steps += 1
         for number, (row, group) in enumerate(zip(rows, audit.groups, strict=True)):
             geometry = facts.groups[number // facts.ranks]
             said = check_row(row, group, geometry)
             self.recorder.broken_laws += [f"step {index}: group {row.group} rank {row.rank}: {x}" for x in said]
+            if said and BROKEN not in self.snapshots:
+                kept.append(BROKEN)
         self._device(audit)
+        if self._is_peak(audit):
+            kept.append(PEAK)
+        for moment in kept:
+            self.snapshots[moment] = Snapshot(moment, index, now, audit.groups)
+
+    def _is_peak(self, audit: Audit) -> bool:
+        """Whether more blocks are live than at any audited moment before."""
+        group = audit.groups[0]
+        idle = len(group.free) + len(group.cached) + len(group.reserve)
+        live = self.engine.facts.groups[0].num_blocks - idle
+        if live <= self._peak:
+            return False
+        self._peak = live
+        return True
 
     def _device(self, audit: Audit) -> None:
         device = audit.device

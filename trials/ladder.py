@@ -23,6 +23,14 @@ Say = Callable[[str], None]
 Locks = dict[tuple[str, str], Lock]  # (phase, load) -> its recorded schedule
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a trial is asked beside its spec; none of it moves a result."""
+
+    locks: Locks | None = None  # arrivals and cancels by recorded steps
+    ownership_at_ns: int | None = None  # engine time of a look at who holds which block, in every replay
+
+
 @dataclass(slots=True)
 class Measured:
     """One replay and what it came to."""
@@ -56,9 +64,9 @@ def _no_collection() -> Iterator[None]:
 class Replays:
     """Runs and measures replays of one spec on one engine."""
 
-    def __init__(self, engine: Engine, trace: Trace, spec: TrialSpec, say: Say, locks: Locks | None = None) -> None:
+    def __init__(self, engine: Engine, trace: Trace, spec: TrialSpec, say: Say, asked: Asked | None = None) -> None:
         self._engine, self._trace, self._spec, self._say = engine, trace, spec, say
-        self._locks = locks
+        self._asked = asked or Asked()
         self._slo: Slo = parse_slo(spec.slo)
         self._offered: list[Offer] = []  # one a replay in `done`
         self.done: list[Measured] = []
@@ -66,8 +74,10 @@ class Replays:
     def at(self, load: Load, phase: str) -> Measured:
         """One replay, measured; a modelled one that offers the same as an earlier one is that one."""
         asked = offer(self._trace, self._spec.trace, load, phase)
-        if self._locks is not None:
-            lock = _lock(self._locks, phase, load)
+        if self._asked.ownership_at_ns is not None:
+            asked = replace(asked, look_ns=self._asked.ownership_at_ns)
+        if self._asked.locks is not None:
+            lock = _lock(self._asked.locks, phase, load)
             asked = asked.locked(lock.met_step, lock.cancel_step, lock.arrival_ns)
         elif (past := self._same(asked)) is not None:
             again = replace(past.replay, phase=phase)
@@ -106,9 +116,9 @@ def _lock(locks: Locks, phase: str, load: Load) -> Lock:
     return locks[phase, load.label]
 
 
-def run(engine: Engine, trace: Trace, spec: TrialSpec, say: Say, locks: Locks | None = None) -> Outcome:
+def run(engine: Engine, trace: Trace, spec: TrialSpec, say: Say, asked: Asked | None = None) -> Outcome:
     """All replays that the spec asks for."""
-    replays = Replays(engine, trace, spec, say, locks)
+    replays = Replays(engine, trace, spec, say, asked)
     if spec.measure.load is not None:
         for phase in spec.phases:
             replays.at(spec.measure.load, phase)

@@ -36,6 +36,7 @@ class Offer:
     until_ended: bool = False  # arrivals span no time of their own: the window ends with the last counted request
     closed_sessions: bool = False  # a turn comes when those in front of it have ended, not at its stamp
     lock: Lock | None = None  # arrivals and cancels are due before recorded steps, not at their times
+    look_ns: int | None = None  # engine time at which it is written down who holds which block
 
     @property
     def concurrency(self) -> int | None:
@@ -64,6 +65,7 @@ class Offer:
             and self.window_ns == other.window_ns
             and self.lock is None
             and other.lock is None
+            and self.look_ns == other.look_ns
             and all(np.array_equal(getattr(self, n), getattr(other, n)) for n in ("rows", "due_ns", "counted"))
         )
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from trials.engine import GroupAudit
+
 Ints = NDArray[np.int64]
 
 STEP_COLUMNS = (
@@ -48,6 +50,16 @@ class Requests:
     counted: Ints  # 1: arrived inside the window
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Raw tables and queues at one moment, kept for `ownership.parquet`."""
+
+    moment: str  # what made it worth keeping
+    step: int  # steps and idle spans in front of it
+    time_ns: int
+    groups: list[GroupAudit]  # one a (group, rank)
+
+
 @dataclass(slots=True)
 class Replay:
     """One pass over the trace at one load."""
@@ -68,6 +80,7 @@ class Replay:
     broken_laws: list[str] = field(default_factory=list)
     device: dict[str, int] = field(default_factory=dict)  # engine.DeviceBytes at peak, and its residual
     void_because: list[str] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
 
     @property
     def end_ns(self) -> Ints:

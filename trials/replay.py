@@ -36,7 +36,7 @@ def replay(engine: Engine, trace: Trace, offer: Offer, seed: int = 0, stop: Stop
     last = len(recorder.steps) // len(STEP_COLUMNS)
     if why_stopped or stuck:
         _abandon(engine, recorder, last, now)
-    auditor.look(last)
+    auditor.close(last, now)
     recorder.idle(engine.ledger(), now, 0, events=True)
     return _finish(recorder, trace, auditor, clock, engine.facts, now, why_stopped, stuck)
 
@@ -59,6 +59,7 @@ def _drive(
             if arrivals.drained():
                 return now, None, None
             then = now if by_step else clock.wait_until(arrivals.due)
+            auditor.pass_idle(index, now, then)
             recorder.idle(engine.ledger(), now, then - now, events=False)
             now = then
             index += 1
@@ -92,9 +93,8 @@ def _drive(
             without_tokens = 0
         index += 1
         available = step.ledger[0][5] + step.ledger[0][6]
-        if index > auditor.next_step or available < auditor.below:
-            auditor.look(index)
-            auditor.due(index, available)
+        due = index > auditor.next_step or available < auditor.below or (step.num_waiting and auditor.unrefused)
+        if due and auditor.visit(step, index, now):
             clock.resume_at(now)  # a recount is not the engine's time
 
 
@@ -124,7 +124,7 @@ def _finish(
         requests=requests, runs=(runs[:, 0].copy(), runs[:, 1].copy(), runs[:, 2].copy()),
         window_ns=_window(offer, requests, now), drain_end_ns=now, reasons=recorder.reasons, stopped_early=stopped,
         failed=stuck, audited_steps=recorder.audited_steps, broken_laws=recorder.broken_laws,
-        device=auditor.peak_device, void_because=_void(requests),
+        device=auditor.peak_device, void_because=_void(requests), snapshots=list(auditor.snapshots.values()),
     )  # fmt: skip
 
 

@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from trials.engine import EngineFacts
 from trials.ladder import Locks
 from trials.ledger import account_bytes
 from trials.load import Lock
-from trials.recording import LEDGER_COLUMNS, STEP_COLUMNS, Replay, Requests
+from trials.ownership import STATES, ownership
+from trials.recording import LEDGER_COLUMNS, STEP_COLUMNS, Replay, Requests, Snapshot
 from trials.trace import write_whole
 from trials.units import SpecError
 
@@ -64,6 +66,43 @@ def write_ledger(recorded: list[Replay], facts: EngineFacts, path: Path) -> None
         }
         tables.append(_labelled(columns, one, count))
     _write(tables, path)
+
+
+def write_ownership(recorded: list[Replay], facts: EngineFacts, path: Path) -> None:
+    """One row a block of every moment that a replay kept: its owners (rows of the trace), its tokens, its state.
+
+    `step` counts the rows of ledger.parquet in front of the moment.
+    """
+    tables = [_labelled(*_blocks(r, kept, facts)) for r in recorded for kept in r.snapshots]
+    _write(tables, path)
+
+
+def _words(index: NDArray[np.int8], words: tuple[str, ...]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(index), pa.array(list(words)))
+
+
+def _blocks(recorded: Replay, kept: Snapshot, facts: EngineFacts) -> tuple[dict[str, pa.Array], Replay, int]:
+    columns: dict[str, list[pa.Array]] = {}
+    total = 0
+    for number, group in enumerate(kept.groups):
+        geometry = facts.groups[number // facts.ranks]
+        found, count = ownership(group, geometry.num_blocks, geometry.block_size), geometry.num_blocks
+        total += count
+        part = {
+            "moment": _words(np.zeros(count, np.int8), (kept.moment,)),
+            "step": pa.array(np.full(count, kept.step, np.int64)),
+            "time_ns": pa.array(np.full(count, kept.time_ns, np.int64)),
+            "group": pa.array(np.full(count, number // facts.ranks, np.int64)),
+            "rank": pa.array(np.full(count, number % facts.ranks, np.int64)),
+            "block": pa.array(np.arange(count)),
+            "owners": pa.LargeListArray.from_arrays(pa.array(found.offsets), pa.array(found.owners)),
+            "ref_count": pa.array(found.ref_count),
+            "fill": pa.array(found.fill),
+            "state": _words(found.state, STATES),
+        }
+        for name, values in part.items():
+            columns.setdefault(name, []).append(values)
+    return {name: pa.concat_arrays(parts) for name, parts in columns.items()}, recorded, total
 
 
 def read_locks(path: Path) -> Locks:

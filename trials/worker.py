@@ -1,8 +1,9 @@
-"""One trial in one clean process: `python -P -m trials.worker SPEC OUT [--lock requests.parquet]`.
+"""One trial in one clean process: `python -P -m trials.worker SPEC OUT [--lock requests.parquet]
+[--ownership-at NS]`.
 
-Reads spec.json, writes into OUT: requests.parquet, ledger.parquet, attempt.json and, last and whole,
-result.json. Progress goes to stdout as JSON lines. Exit 0 whenever result.json was written, whatever it says;
-2 where spec, trace or schedule cannot be used, with the reason.
+Reads spec.json, writes into OUT: requests.parquet, ledger.parquet, ownership.parquet, attempt.json and, last and
+whole, result.json. Progress goes to stdout as JSON lines. Exit 0 whenever result.json was written, whatever it
+says; 2 where spec, trace or schedule cannot be used, with the reason.
 `--describe SPEC` prints what this interpreter's engine is and accepts, as JSON.
 """
 
@@ -25,12 +26,12 @@ from trials.engine import Engine, EngineDied, EngineFacts, Refused
 from trials.engines import engine_module
 from trials.fingerprint import engine_hash, environment, file_digest, spec_hash, trace_hash
 from trials.geometry import block_table_bytes
-from trials.ladder import Locks, Outcome, run
+from trials.ladder import Asked, Locks, Outcome, run
 from trials.result import Effective, Hashes, Ledger, TrialResult, save_result
 from trials.spec import MODELLED, TrialSpec, explain
-from trials.tables import read_locks, write_ledger, write_requests
+from trials.tables import read_locks, write_ledger, write_ownership, write_requests
 from trials.trace import Trace, TraceError, load_trace, write_whole
-from trials.units import SpecError
+from trials.units import SpecError, parse_count
 
 RESIDUAL_SHARE, RESIDUAL_BYTES = 0.02, 64 << 20
 
@@ -48,7 +49,9 @@ def hashes_of(spec: TrialSpec, trace: Trace, identity: Mapping[str, Any]) -> Has
     return Hashes(spec=spec_hash(spec, known, table), trace=known, engine=engine_hash(identity))
 
 
-def run_trial(spec: TrialSpec, out: Path, locks: Locks | None = None) -> TrialResult:
+def run_trial(
+    spec: TrialSpec, out: Path, locks: Locks | None = None, ownership_at_ns: int | None = None
+) -> TrialResult:
     """Run the trial in this process and write its files into `out`. Never raises for what an engine does."""
     wall = time.time()
     module = engine_module(spec.engine.name)
@@ -76,7 +79,9 @@ def run_trial(spec: TrialSpec, out: Path, locks: Locks | None = None) -> TrialRe
             )
         else:
             attempt["engine_start"] = asdict(engine.start_up)
-            result = _measured(engine, trace, spec, blank, out, locks)
+            outcome = _run(engine, trace, spec, Asked(locks, ownership_at_ns))
+            _write_tables(outcome, engine.facts, out)
+            result = judge(outcome, engine.facts, spec, blank)
     except EngineDied as died:
         print(traceback.format_exc(), file=sys.stderr, flush=True)
         result = blank.model_copy(update={"reason": str(died), "ineligible_because": (f"engine died: {died}",)})
@@ -107,17 +112,18 @@ def _probe(spec: TrialSpec) -> float | None:
     return float(probe_speed())
 
 
-def _measured(
-    engine: Engine, trace: Trace, spec: TrialSpec, blank: TrialResult, out: Path, locks: Locks | None
-) -> TrialResult:
+def _run(engine: Engine, trace: Trace, spec: TrialSpec, asked: Asked) -> Outcome:
     try:
-        outcome = run(engine, trace, spec, say, locks)
+        return run(engine, trace, spec, say, asked)
     finally:
         engine.close()
+
+
+def _write_tables(outcome: Outcome, facts: EngineFacts, out: Path) -> None:
     recorded = [measured.replay for measured in outcome.replays]
     write_requests(recorded, out / "requests.parquet")
-    write_ledger(recorded, engine.facts, out / "ledger.parquet")
-    return judge(outcome, engine.facts, spec, blank)
+    write_ledger(recorded, facts, out / "ledger.parquet")
+    write_ownership(recorded, facts, out / "ownership.parquet")
 
 
 def judge(outcome: Outcome, facts: EngineFacts, spec: TrialSpec, blank: TrialResult) -> TrialResult:
@@ -205,12 +211,14 @@ def _answer(arguments: list[str]) -> int:
     try:
         if len(arguments) == 2 and arguments[0] == "--describe":
             print(json.dumps(describe(_read_spec(Path(arguments[1]))), sort_keys=True))
-        elif len(arguments) == 2 or (len(arguments) == 4 and arguments[2] == "--lock"):
-            locks = read_locks(Path(arguments[3])) if len(arguments) == 4 else None
-            run_trial(_read_spec(Path(arguments[0])), Path(arguments[1]), locks)
-        else:
+            return 0
+        options = dict(zip(arguments[2::2], arguments[3::2], strict=False))
+        if len(arguments) < 2 or len(arguments) % 2 or not options.keys() <= {"--lock", "--ownership-at"}:
             print(__doc__, file=sys.stderr)
             return 2
+        locks = read_locks(Path(options["--lock"])) if "--lock" in options else None
+        at_ns = parse_count(options["--ownership-at"], "--ownership-at") if "--ownership-at" in options else None
+        run_trial(_read_spec(Path(arguments[0])), Path(arguments[1]), locks, at_ns)
     except (SpecError, TraceError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2

@@ -94,7 +94,7 @@ def test_process_writes_all_files_result_last_and_exits_0(tmp_path: Path) -> Non
     done = worker(write_spec(asked(tmp_path), tmp_path / "spec.json"), tmp_path / "out")
     assert done.returncode == 0, done.stderr
     names = {p.name for p in (tmp_path / "out").iterdir()}
-    assert names == {"result.json", "attempt.json", "requests.parquet", "ledger.parquet"}
+    assert names == {"result.json", "attempt.json", "requests.parquet", "ledger.parquet", "ownership.parquet"}
     result = load_result(tmp_path / "out" / "result.json")
     assert (result.status, result.evidence, result.eligible) == ("complete", "modelled", True)
     assert result.counts.offered == 24
