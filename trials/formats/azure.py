@@ -5,18 +5,41 @@ neither strptime nor a float: they are read as integers. Lines end in CRLF, the 
 """
 
 from collections.abc import Iterator, Sequence
+from datetime import date
 from pathlib import Path
 
 from trials.formats.fields import utc_ns, whole
+from trials.formats.losses import Exported, Loss, in_ticks, left_behind, write_text
 from trials.formats.rows import Row, Source, collect
 from trials.trace import Trace, TraceMeta
 
+_TICK_NS = 100
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
 def read(paths: Sequence[Path]) -> Trace:
     """Files in order -> Trace; TraceError names file, line and reason."""
     return collect(paths, _rows, TraceMeta(source="azure"))
+
+
+def write(trace: Trace, path: Path) -> Exported:
+    """Rows as Azure publishes them: 100 ns ticks, here from 1970; CRLF behind all rows but the last."""
+    ticks, moved = in_ticks(trace, _TICK_NS)
+    columns = zip(ticks.tolist(), trace.num_prompt_tokens.tolist(), trace.num_output_tokens.tolist(), strict=True)
+    lines = [HEADER, *(f"{_stamp(tick)},{prompt},{output}" for tick, prompt, output in columns)]
+    write_text(path, ["\r\n".join(lines)], end="")
+    known = [Loss("prefix_ids", "no place for them")] if trace.meta.tokens_per_id else []
+    if trace.meta.tail_rule != "ceil" and not known:
+        known = [Loss("tail_rule", "floor becomes ceil; without prefix ids it says nothing")]
+    return Exported((*moved, *known, *left_behind(trace)))
+
+
+def _stamp(tick: int) -> str:
+    """100 ns ticks since 1970 as a date with 7 digits of a second."""
+    seconds, fraction = divmod(tick, 10**9 // _TICK_NS)
+    days, second = divmod(seconds, 86_400)
+    day = date.fromordinal(date(1970, 1, 1).toordinal() + days)
+    return f"{day} {second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}.{fraction:07d}"
 
 
 def _rows(source: Source) -> Iterator[Row]:

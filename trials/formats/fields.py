@@ -22,10 +22,10 @@ _STAMP = re.compile(
 )
 
 
-def json_object(source: Source, line: int) -> dict[str, object]:
-    """The JSON object on a line (from 1)."""
+def json_object(source: Source, line: int, exact: bool = False) -> dict[str, object]:
+    """The JSON object on a line (from 1); `exact`: numbers with a fraction come as Decimal."""
     try:
-        found = json.loads(source.lines[line - 1])
+        found = json.loads(source.lines[line - 1], parse_float=Decimal if exact else None)
     except (ValueError, RecursionError) as error:
         why = getattr(error, "msg", "too deep or too long a number")
         raise source.bad(line, f"not a JSON object: {why}; is the file cut short?", "line") from None
@@ -90,6 +90,8 @@ def whole(source: Source, line: int, name: str, value: object) -> int:
         digits = value.strip().removeprefix("-")
         if digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS:
             return int(value)
+    if isinstance(value, Decimal):
+        value = float(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     raise source.bad(line, f"{name} is {shown(value)}: a whole number of at most {_MOST_DIGITS} digits is needed")
@@ -97,7 +99,7 @@ def whole(source: Source, line: int, name: str, value: object) -> int:
 
 def time_ns(source: Source, line: int, name: str, value: object, unit_ns: int = 10**9) -> int:
     """A time in units of `unit_ns` as whole ns, at the digits that are written: 0.1 s is 100,000,000 ns."""
-    if isinstance(value, int | float | str) and not isinstance(value, bool):
+    if isinstance(value, int | float | str | Decimal) and not isinstance(value, bool):
         try:
             ns = Decimal(str(value).strip()) * unit_ns
             if ns.is_finite() and abs(ns) < _MOST_NS:

@@ -6,19 +6,30 @@ covers a partial block. Stamps are quantised (about 3 s in the published files):
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trials.formats.fields import ids_of, json_object, need, whole
+from trials.formats.hashed import KEYS as _KEYS
+from trials.formats.hashed import ids_at, rows_as_json
+from trials.formats.losses import Exported, in_ticks, left_behind, write_text
 from trials.formats.rows import Row, Source, collect
 from trials.trace import Trace, TraceMeta
 
 TOKENS_PER_ID = 512
-_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
 def read(paths: Sequence[Path]) -> Trace:
     """Files in order -> Trace; TraceError names file, line and reason."""
     return collect(paths, _rows, TraceMeta(tokens_per_id=TOKENS_PER_ID, tail_rule="ceil", source="mooncake"))
+
+
+def write(trace: Trace, path: Path) -> Exported:
+    """Every row with 512-token ids, stamps in whole milliseconds."""
+    ids, changed = ids_at(trace, TOKENS_PER_ID)
+    ms, moved = in_ticks(trace, 10**6)
+    write_text(path, rows_as_json(replace(trace, arrival_ns=ms * 10**6), 10**6, ids))
+    return Exported((*moved, *changed, *left_behind(trace)))
 
 
 def _rows(source: Source) -> Iterator[Row]:

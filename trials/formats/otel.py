@@ -180,7 +180,7 @@ def _messages(found: object) -> list[str]:
 
 
 class _Contents:
-    """Which lists of messages have been said in a session: digest of the list -> (row, when it was over, tokens)."""
+    """What has been said in a session: digest of a list of messages -> (row, when it was over, tokens)."""
 
     def __init__(self) -> None:
         self._said: dict[bytes, tuple[int, int, int]] = {}
