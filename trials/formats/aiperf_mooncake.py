@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trials.formats.hashed import ids_at, rounded_counts, rows_as_json
-from trials.formats.losses import Exported, in_ticks, left_behind, write_text
+from trials.formats.losses import Exported, in_ticks, left_behind, without_ids, write_text
 from trials.formats.timed_rows import Dialect, read_rows
 from trials.trace import Trace
 
@@ -30,7 +30,7 @@ def write(trace: Trace, path: Path) -> Exported:
     rest = [*moved, *left_behind(trace, {"priority"})]
     if not trace.meta.tokens_per_id and not trace.inherited_tokens.any():
         write_text(path, rows_as_json(trace, DIALECT.unit_ns, None, extras))
-        return Exported(tuple(rest))
+        return Exported((*without_ids(trace), *rest))
     per = trace.meta.tokens_per_id or DIALECT.usual_tokens_per_id
     ids, changed = ids_at(trace, per)
     write_text(path, rows_as_json(trace, DIALECT.unit_ns, ids, extras))

@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 
 from trials.formats.fields import utc_ns, whole
-from trials.formats.losses import Exported, Loss, in_ticks, left_behind, write_text
+from trials.formats.losses import Exported, in_ticks, left_behind, without_ids, write_text
 from trials.formats.rows import Row, Source, collect
 from trials.trace import Trace, TraceMeta
 
@@ -28,10 +28,7 @@ def write(trace: Trace, path: Path) -> Exported:
     columns = zip(ticks.tolist(), trace.num_prompt_tokens.tolist(), trace.num_output_tokens.tolist(), strict=True)
     lines = [HEADER, *(f"{_stamp(tick)},{prompt},{output}" for tick, prompt, output in columns)]
     write_text(path, ["\r\n".join(lines)], end="")
-    known = [Loss("prefix_ids", "no place for them")] if trace.meta.tokens_per_id else []
-    if trace.meta.tail_rule != "ceil" and not known:
-        known = [Loss("tail_rule", "floor becomes ceil; without prefix ids it says nothing")]
-    return Exported((*moved, *known, *left_behind(trace)))
+    return Exported((*moved, *without_ids(trace), *left_behind(trace)))
 
 
 def _stamp(tick: int) -> str:

@@ -42,6 +42,14 @@ def left_behind(trace: Trace, carried: Iterable[str] = ()) -> Iterator[Loss]:
         yield Loss("after", f"no place for it: {rows} rows come after others, and are written at their stamps")
 
 
+def without_ids(trace: Trace) -> Iterator[Loss]:
+    """The loss of a file that says nothing of prefixes."""
+    if trace.meta.tokens_per_id:
+        yield Loss("prefix_ids", "no place for them")
+    elif trace.meta.tail_rule != "ceil":
+        yield Loss("tail_rule", f"{trace.meta.tail_rule} becomes ceil, which says nothing without prefix ids")
+
+
 def in_ticks(trace: Trace, tick_ns: int) -> tuple[Ints, list[Loss]]:
     """Arrivals [R] in whole ticks, to the nearest, and what that costs. Importers count from the first row."""
     ticks = (trace.arrival_ns + tick_ns // 2) // tick_ns

@@ -1,4 +1,4 @@
-"""vLLM's `timed_trace` (vllm bench serve): Mooncake-like rows in seconds; rows without ids give empty prompts there.
+"""vLLM's `timed_trace` (vllm bench serve): Mooncake-like rows in seconds, which need ids to have prompts.
 
 An id has 16 tokens unless `--timed-trace-chunk-hash-size` says otherwise; stamps are seconds unless
 `--timed-trace-sec-multiplier` does.
@@ -27,6 +27,4 @@ def write(trace: Trace, path: Path) -> Exported:
     _, moved = in_ticks(trace, 1)
     write_text(path, rows_as_json(trace, DIALECT.unit_ns, ids))
     losses = (*moved, *changed, *rounded_counts(trace, ids, DIALECT.usual_tokens_per_id, per), *left_behind(trace))
-    return Exported(
-        losses, f"--timed-trace-chunk-hash-size {per}, and the same block size where reuse is to be seen"
-    )
+    return Exported(losses, f"--timed-trace-chunk-hash-size {per}")
