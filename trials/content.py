@@ -15,6 +15,7 @@ from trials.trace import Ints, Trace
 
 Span = tuple[int, int]  # (node, position where it ends; the next span starts there)
 
+_MOST_RECENT = 256  # lists of keys kept, so that memory does not grow with the trace
 _SHIFT = 32  # a key is node << 32 | end; positions stay below 2**32
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -29,7 +30,10 @@ class Content:
         self._start: list[int] = [0]
         self._paths: list[tuple[Span, ...]] = []
         self._build()
-        self._shared = self._shared_tokens()
+        self._shared: list[int] = []
+        self._last_shared: list[int] = []
+        self._find_shared()
+        self._recent: dict[tuple[int, int, int], list[int]] = {}  # (node, end, block size) -> keys up to there
 
     def _node(self, parent: int, start: int) -> int:
         self._sibling.append(self._children[parent])
@@ -62,8 +66,8 @@ class Content:
             path.append((self._node(node, at), prompt + outputs[row]))
             self._paths.append(tuple(path))
 
-    def _shared_tokens(self) -> list[int]:
-        """Per row: leading tokens that at least one other row has too."""
+    def _find_shared(self) -> None:
+        """Per row: leading tokens that at least one other row has too, and the node of the last of them."""
         longest: dict[int, int] = {}
         second: dict[int, int] = {}
         for path in self._paths:
@@ -73,17 +77,16 @@ class Content:
                     longest[node], second[node] = end, first
                 elif end > second[node]:
                     second[node] = end
-        out = []
         for path in self._paths:
-            shared = 0
+            shared, last = 0, 0
             for node, end in path:
                 if second[node] < 0:
                     break
-                shared = min(end, second[node])
+                shared, last = min(end, second[node]), node
                 if shared < end:
                     break
-            out.append(shared)
-        return out
+            self._shared.append(shared)
+            self._last_shared.append(last)
 
     @property
     def num_nodes(self) -> int:
@@ -115,8 +118,19 @@ class Content:
         limit = self._shared[row]
         if straddling and limit % block_size:
             limit = min(-(-limit // block_size) * block_size, self._paths[row][-1][1])
+            return self._keys_of(row, limit, block_size)
         if limit < block_size:
             return []
+        place = (self._last_shared[row], limit, block_size)
+        found = self._recent.get(place)
+        if found is None:
+            if len(self._recent) == _MOST_RECENT:
+                self._recent.clear()
+            found = self._recent[place] = self._keys_of(row, limit, block_size)
+        return found.copy()
+
+    def _keys_of(self, row: int, limit: int, block_size: int) -> list[int]:
+        """Keys of the row's full blocks in its first `limit` tokens."""
         out: list[int] = []
         start = 0
         for node, end in self._paths[row]:

@@ -112,8 +112,7 @@ class Step:
 StepTime = Callable[[StepShape], tuple[int, int]]  # pure: (step ns, attention ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """One request as the engine sees it. Token counts are the trace's; the output length is forced.
 
     With a parent and inherited tokens it is a fork: the engine starts it in the step in which the parent, which

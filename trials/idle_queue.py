@@ -91,12 +91,14 @@ class LeastRecentlyUsed:
         return self._without_stale()
 
     def _without_stale(self) -> Iterator[int]:
-        stale = dict(self._stale)
+        left = dict(self._stale)
         for block in self._blocks[self._head :]:
-            if stale.get(block, 0):
-                stale[block] -= 1
-            else:
+            if block not in left:
                 yield block
+            elif left[block] > 1:
+                left[block] -= 1
+            else:
+                del left[block]
 
 
 @dataclass(slots=True)
