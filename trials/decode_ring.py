@@ -18,7 +18,7 @@ class DecodeRing:
         self.blocks = 0  # blocks that those tokens lie in, summed
         self._crossing: dict[int, dict[int, Run]] = {}  # step mod block_size -> runs, in running order
         self._filling: dict[int, dict[int, Run]] = {}  # likewise: who fills a block that others may ask for
-        self._due: dict[int, list[Run]] = {}  # step -> runs that deliver their last token then (or once did)
+        self._due: dict[int, list[Run]] = {}  # step -> runs that deliver their last token then
 
     def begin(self, run: Run, step: int) -> None:
         """From `step` on the run computes one token a step, its first at position run.computed."""
@@ -64,10 +64,9 @@ class DecodeRing:
         due = self._due.pop(step, None)
         if due is None:
             return []
-        found = [run for run in due if run.last_step == step and run.began >= 0]
-        if len(found) > 1:
-            found.sort(key=lambda run: run.admission)
-        return found
+        if len(due) > 1:
+            due.sort(key=lambda run: run.admission)
+        return due
 
     def stop(self, run: Run, step: int) -> None:
         """Take a run out before `step` runs; its counts are settled as of then."""
@@ -77,6 +76,9 @@ class DecodeRing:
         filling = self._filling.get((place - 1) % self.block_size)
         if filling is not None:
             filling.pop(run.row, None)
+        due = self._due.get(run.last_step)
+        if due is not None:  # it is interrupted: it will deliver its last token later
+            due.remove(run)
         passed = step - run.began
         run.computed += passed
         run.sampled += passed
