@@ -85,6 +85,13 @@ def open_mlflow(folder: Path, experiment: str = "kvknee", uri: str | None = None
     return MlflowTracker(folder, experiment=experiment, uri=uri)
 
 
+def _beside(uri: str) -> str | None:
+    """Where runs of a database in a local file keep artifacts: beside it. None: a server decides itself."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    return (Path(uri.removeprefix("sqlite:///")).absolute().parent / "artifacts").as_uri()
+
+
 class MlflowTracker:
     """One sweep's memory. The same folder opened again continues the same parent run and sends what was unsent.
 
@@ -95,10 +102,11 @@ class MlflowTracker:
         self, folder: Path, *, experiment: str = "kvknee", uri: str | None = None, logged: Logged = Logged()
     ) -> None:
         folder = folder.resolve()
+        uri = f"sqlite:///{folder / 'mlflow.db'}" if uri is None else uri
         target = _Target(
-            uri=f"sqlite:///{folder / 'mlflow.db'}" if uri is None else uri,
+            uri=uri,
             experiment=experiment,
-            artifacts=(folder / "artifacts").as_uri() if uri is None else None,
+            artifacts=_beside(uri),
             sweep_id=_sweep_id(folder / "spool"),
             root=folder,
         )
