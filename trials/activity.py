@@ -6,8 +6,8 @@ from trials.engine import Cause, EngineFacts
 from trials.latency import Flags
 from trials.occupancy import Held
 from trials.percentiles import spread
-from trials.recording import Ints, Replay, Requests
-from trials.result import MaxSlack, Spread
+from trials.recording import Replay, Requests
+from trials.result import Spread
 
 EVENTS = ("allocated", "released", "evicted", "copied")
 
@@ -33,40 +33,12 @@ def block_events(replay: Replay) -> dict[str, int]:
     return {name: int(replay.ledger[f"{name}_blocks"][inside].sum()) for name in EVENTS}
 
 
-def copied_bytes(facts: EngineFacts, copied: int) -> int | None:
-    """Bytes of `copied` blocks; None where the engine cannot copy on write or cannot say."""
-    if "copied_blocks" in facts.unknown_columns or "copied_bytes" in facts.not_applicable:
-        return None
-    return copied * facts.groups[0].block_size * facts.groups[0].bytes_per_token
-
-
 def failed_admissions(replay: Replay, seen: Held) -> dict[str, int]:
     """Steps inside the window in which the head of the queue was kept out, by cause."""
     steps = replay.steps
     causes = steps["refusal_cause"][(seen.lasted_ns > 0) & (steps["idle"] == 0)]
     times = np.bincount(causes, minlength=len(Cause))
     return {cause.name.lower(): int(times[cause]) for cause in Cause if cause != Cause.NONE and times[cause]}
-
-
-def largest_admissible(facts: EngineFacts, seen: Held) -> dict[str, int]:
-    """Tokens that free and cached blocks would take (watermark aside), at the worst and best row of the window."""
-    inside = seen.lasted_ns > 0
-    blocks = (seen.lane["free_blocks"] + seen.lane["cached_blocks"])[inside]
-    if len(blocks) == 0:
-        return {}
-    room: Ints = blocks * facts.groups[0].block_size
-    most = facts.max_model_len or int(room.max())
-    return {"min": min(int(room.min()), most), "max": min(int(room.max()), most)}
-
-
-def max_tail_slack(seen: Held) -> MaxSlack:
-    """The row of the window with the most tail slack of all live sequences; the columns do not say whose."""
-    inside = np.flatnonzero(seen.lasted_ns > 0)
-    if len(inside) == 0:
-        return MaxSlack()
-    slack = seen.lane["tail_slack_tokens"]
-    at = int(inside[np.argmax(slack[inside])])
-    return MaxSlack(value=int(slack[at]), step=at)
 
 
 def attention_share(replay: Replay, seen: Held) -> float | None:
@@ -91,7 +63,10 @@ def hit_rate(requests: Requests) -> float:
     return int(requests.cached_tokens[admitted].sum()) / asked if asked else 0.0
 
 
-def shared_bytes_saved(facts: EngineFacts, seen: Held) -> int:
-    """Time mean of the bytes that live sequences hold, a block counted once a holder, less what they occupy."""
-    saved = (seen.lane["logical_tokens"] - seen.lane["payload_tokens"]) * facts.groups[0].bytes_per_token
-    return round(seen.time_mean(saved))
+def map_calls(facts: EngineFacts, allocated: int) -> int | None:
+    """Physical pages mapped for `allocated` blocks, each by a call; None where the layout maps nothing."""
+    effective = dict(facts.effective)
+    if effective.get("layout") != "virtual":
+        return None
+    pages = facts.groups[0].block_bytes // int(effective["page_bytes"])
+    return allocated * pages

@@ -1,7 +1,7 @@
 """Whether a load holds: every clause's observed percentile against its limit, attainment, the backlog's trend."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from trials.recording import Replay
 from trials.slo import Slo
 
 ATTAINMENT = "attainment"
+DIVERGENCE = "divergence"
 _BINS = 16  # of equal covered time
 _MIN_T = 3.0  # slope over its standard error, 14 degrees of freedom: about 1 in 200 by chance
 _MIN_SHARE = 0.05  # of the prompt tokens that arrived in the window
@@ -53,6 +54,13 @@ def hold(observed: Latencies, slo: Slo, attainment: float) -> Holding:
     used[ATTAINMENT] = _spent(1 - slo.attainment, 1 - attainment)
     met = all(values[c.text] <= c.limit_ns for c in slo.clauses) and attainment >= slo.attainment
     return Holding(met, attainment, max(used, key=lambda name: used[name]), values)
+
+
+def with_divergence(held: Holding, short_blocks: int) -> Holding:
+    """The same, but that it does not hold where children might part and find no blocks: no clause outweighs it."""
+    if short_blocks <= 0:
+        return held
+    return replace(held, holds=False, binding=DIVERGENCE)
 
 
 def backlog_grew(replay: Replay, seen: Held) -> bool:

@@ -4,19 +4,20 @@ Between replays the engine is drained and proven empty, so their order changes n
 """
 
 import gc
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from trials.capacity import combined, parts_of, searched
 from trials.engine import Engine
 from trials.load import Lock, Offer, offer
 from trials.metrics import measure
 from trials.recording import Replay
 from trials.replay import replay
-from trials.result import ReplayResult
+from trials.result import Capacity, ReplayResult
 from trials.slo import Slo, parse_slo
-from trials.spec import Ladder, Load, TrialSpec
+from trials.spec import Load, TrialSpec
+from trials.stop_rules import StopRule
 from trials.trace import Trace, TraceError
 
 Say = Callable[[str], None]
@@ -46,6 +47,7 @@ class Outcome:
     replays: list[Measured]
     decides: int
     capacity_load: float | None = None
+    capacity: Capacity | None = None
 
 
 @contextmanager
@@ -71,30 +73,35 @@ class Replays:
         self._offered: list[Offer] = []  # one a replay in `done`
         self.done: list[Measured] = []
 
-    def at(self, load: Load, phase: str) -> Measured:
-        """One replay, measured; a modelled one that offers the same as an earlier one is that one."""
+    def at(self, load: Load, phase: str, early: bool = False) -> Measured:
+        """One replay, measured; a modelled one that offers the same as an earlier one is that one.
+
+        `early`: it may end as soon as it is certain whether the load holds.
+        """
         asked = offer(self._trace, self._spec.trace, load, phase)
         if self._asked.ownership_at_ns is not None:
             asked = replace(asked, look_ns=self._asked.ownership_at_ns)
         if self._asked.locks is not None:
             lock = _lock(self._asked.locks, phase, load)
             asked = asked.locked(lock.met_step, lock.cancel_step, lock.arrival_ns)
-        elif (past := self._same(asked)) is not None:
+        elif (past := self._same(asked, early)) is not None:
             again = replace(past.replay, phase=phase)
             return self._keep(asked, again, past.result.model_copy(update={"phase": phase}))
         self._say(
             f"{phase} {load.label}: {len(asked.rows)} requests, {asked.window_ns[1] / 1e9:.1f} s of engine time"
         )
+        rule = StopRule(self._trace, asked, self._slo) if early and asked.lock is None else None
         with _no_collection():
-            recorded = replay(self._engine, self._trace, asked, self._spec.seed)
-        return self._keep(asked, recorded, measure(recorded, self._engine.facts, self._slo))
+            recorded = replay(self._engine, self._trace, asked, self._spec.seed, rule)
+        return self._keep(asked, recorded, measure(recorded, self._engine.facts, self._slo, self._trace))
 
-    def _same(self, asked: Offer) -> Measured | None:
+    def _same(self, asked: Offer, early: bool) -> Measured | None:
         """An earlier replay of exactly this, where the engine's time is modelled and so cannot differ."""
         if self._engine.facts.clock != "virtual":
             return None
         places = (place for place, offered in enumerate(self._offered) if offered.same_as(asked))
-        return next((self.done[place] for place in places), None)
+        found = (self.done[place] for place in places)
+        return next((m for m in found if early or m.replay.stopped_early is None), None)
 
     def _keep(self, asked: Offer, recorded: Replay, result: ReplayResult) -> Measured:
         self._offered.append(asked)
@@ -102,11 +109,36 @@ class Replays:
         return self.done[-1]
 
     def passes(self, load: Load, phase: str) -> bool:
-        """Whether the load holds: SLO and attainment, and a backlog that does not grow."""
-        result = self.at(load, phase).result
-        holds = result.holds and not result.metrics.backlog_grew
-        self._say(f"{phase} {load.label}: {'holds' if holds else 'does not hold'} ({result.binding} binds)")
+        """Whether the load holds: SLO and attainment, and a backlog that does not grow; ends once that is sure."""
+        return self._judged(self.at(load, phase, early=True))
+
+    def holds_in_full(self, load: Load, phase: str) -> bool:
+        """The same of a replay to its end; one that was made in full already is that one."""
+        done = self._latest(load, phase)
+        if done is not None and done.replay.stopped_early is None:
+            return _holds(done.result)
+        return self._judged(self.at(load, phase))
+
+    def place_of(self, load: Load, phase: str) -> int:
+        """Which of `done` is the latest replay at this load."""
+        found = [k for k, m in enumerate(self.done) if (m.result.load, m.result.phase) == (load.label, phase)]
+        return found[-1]
+
+    def _latest(self, load: Load, phase: str) -> Measured | None:
+        found = [m for m in self.done if (m.result.load, m.result.phase) == (load.label, phase)]
+        return found[-1] if found else None
+
+    def _judged(self, measured: Measured) -> bool:
+        result, holds = measured.result, _holds(measured.result)
+        early = f", stopped early: {result.stopped_early}" if result.stopped_early else ""
+        self._say(
+            f"{result.phase} {result.load}: {'holds' if holds else 'does not hold'} ({result.binding} binds{early})"
+        )
         return holds
+
+
+def _holds(result: ReplayResult) -> bool:
+    return result.holds and not result.metrics.backlog_grew
 
 
 def _lock(locks: Locks, phase: str, load: Load) -> Lock:
@@ -118,42 +150,37 @@ def _lock(locks: Locks, phase: str, load: Load) -> Lock:
 
 def run(engine: Engine, trace: Trace, spec: TrialSpec, say: Say, asked: Asked | None = None) -> Outcome:
     """All replays that the spec asks for."""
+    if spec.measure.ladder is not None:
+        return _capacity(engine, trace, spec, say, asked)
+    assert spec.measure.load is not None
     replays = Replays(engine, trace, spec, say, asked)
-    if spec.measure.load is not None:
-        for phase in spec.phases:
-            replays.at(spec.measure.load, phase)
-        decides = spec.phases.index("steady") if "steady" in spec.phases else len(spec.phases) - 1
-        return Outcome(replays.done, decides)
-    assert spec.measure.ladder is not None
-    return _climb(replays, spec.measure.ladder, "steady" if "steady" in spec.phases else "cold")
+    for phase in spec.phases:
+        replays.at(spec.measure.load, phase)
+    return Outcome(replays.done, _deciding_phase(spec))
 
 
-def _climb(replays: Replays, ladder: Ladder, phase: str) -> Outcome:
-    """Bisection on a log scale between a load that holds and one that does not.
+def _deciding_phase(spec: TrialSpec) -> int:
+    return spec.phases.index("steady") if "steady" in spec.phases else len(spec.phases) - 1
 
-    Not assumed monotone: what is returned was measured to hold, and its neighbour beyond was measured not to
-    (or is the end of the ladder).
-    """
 
-    def load(value: float) -> Load:
-        if ladder.over == "concurrency":
-            return Load(concurrency=max(1, round(value)))
-        return Load.model_validate({ladder.over: float(f"{value:.6g}")})
+def _capacity(engine: Engine, trace: Trace, spec: TrialSpec, say: Say, asked: Asked | None) -> Outcome:
+    """A search on each window; the replays that are kept are those of the window that decides."""
+    ladder = spec.measure.ladder
+    assert ladder is not None
+    phase = "steady" if "steady" in spec.phases else "cold"
+    found = []
+    for part in parts_of(trace, spec):
+        own = spec.model_copy(update={"trace": part})
+        found.append(searched(Replays(engine, trace, own, say, asked), own, trace, phase))
+    capacity = combined(ladder.over, ladder.high, [f.part for f in found], spec.trace.superpose)
+    say(f"capacity: {capacity.words}")
+    chosen = found[capacity.decides]
+    value = None if capacity.needs_requests else capacity.value
+    kept = _once_each(chosen.replays)
+    return Outcome(kept, kept.index(chosen.replays[chosen.decides]), value, capacity)
 
-    if not replays.passes(load(ladder.low), phase):
-        return Outcome(replays.done, 0)
-    best, at = load(ladder.low), 0
-    if load(ladder.high).label == best.label:
-        return Outcome(replays.done, 0, best.value)
-    if replays.passes(load(ladder.high), phase):
-        return Outcome(replays.done, 1, load(ladder.high).value)
-    low, high = ladder.low, ladder.high
-    while high / low > 1 + ladder.within and load(low).label != load(high).label:
-        middle = load(math.sqrt(low * high))
-        if middle.label in (load(low).label, load(high).label):
-            break
-        if replays.passes(middle, phase):
-            low, best, at = middle.value, middle, len(replays.done) - 1
-        else:
-            high = middle.value
-    return Outcome(replays.done, at, best.value)
+
+def _once_each(done: list[Measured]) -> list[Measured]:
+    """The latest replay of each load: one that ended early and was made again in full could not be told apart."""
+    latest = {(m.result.phase, m.result.load): m for m in done}
+    return list(latest.values())

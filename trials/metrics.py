@@ -4,16 +4,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trials import activity
+from trials import activity, breakdown, pressure, sharing
+from trials.churn import broken_flow, churn, occupancy, reuse_gap_ns
 from trials.engine import EngineFacts, Outcome
-from trials.holding import attained_share, backlog_grew, hold
+from trials.holding import attained_share, backlog_grew, hold, with_divergence
 from trials.latency import Fates, Flags, Latencies, Runs, check_tokens, fates, latencies, order_runs, qualifies
 from trials.occupancy import Held, held, ledger
-from trials.percentiles import percentiles_ms, spread
+from trials.percentiles import percentiles_ms, population, spread
 from trials.recording import Replay
-from trials.result import Counts, Metrics, Observation, ReplayResult
+from trials.result import Counts, Ledger, MaxSlack, Metrics, Observation, ReplayResult
+from trials.segments import Segments, largest_slack, segments
 from trials.slo import Slo
-from trials.waste import by_length, waste
+from trials.trace import Trace
+from trials.waste import waste
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,9 @@ class _Scene:
 
     replay: Replay
     facts: EngineFacts
+    trace: Trace | None
     runs: Runs
+    parts: Segments
     seen: Held
     fate: Fates
     good: Flags  # [R] met the limits of a request, counted or not
@@ -37,8 +42,8 @@ class _Scene:
         return self.good & self.fate.offered
 
 
-def measure(replay: Replay, facts: EngineFacts, slo: Slo) -> ReplayResult:
-    """Measure one replay. Pure, O(steps + runs + requests).
+def measure(replay: Replay, facts: EngineFacts, slo: Slo, trace: Trace | None = None) -> ReplayResult:
+    """Measure one replay. Pure, O(steps + blocks + requests). `trace`: what tells of content and of forks.
 
     Raises RecordingError where the columns contradict each other, ValueError where the window has no length.
     """
@@ -48,21 +53,32 @@ def measure(replay: Replay, facts: EngineFacts, slo: Slo) -> ReplayResult:
     runs = order_runs(replay)
     check_tokens(replay, runs)
     fate = fates(replay.requests)
-    scene = _Scene(replay, facts, runs, held(replay, facts), fate, qualifies(replay.requests, fate, slo))
+    parts = segments(replay, runs, facts.groups[0].block_size)
+    good = qualifies(replay.requests, fate, slo)
+    scene = _Scene(replay, facts, trace, runs, parts, held(replay, facts), fate, good)
     observed = latencies(replay, runs, fate)
-    counts = _counts(scene)
+    counts, metrics = _counts(scene), _metrics(scene, observed)
     held_slo = hold(observed, slo, attained_share(counts.qualified, counts.offered))
+    held_slo = with_divergence(held_slo, metrics.divergence_short_blocks)
     values_ms = {name: ns / 1e6 if np.isfinite(ns) else None for name, ns in held_slo.values_ns.items()}
-    metrics = _metrics(scene, observed).model_copy(update={"slo_values_ms": values_ms})
-    book = ledger(replay, facts, scene.seen)
-    lengths = by_length(replay, runs, facts, scene.seen, fate.offered)
     return ReplayResult(
         phase="cold" if replay.phase == "cold" else "steady", load=replay.load, clock=replay.clock,
         stopped_early=replay.stopped_early, void_because=tuple(replay.void_because),
-        observation=_observation(scene), counts=counts, metrics=metrics,
-        ledger=book.model_copy(update={"by_length": lengths}),
+        observation=_observation(scene), counts=counts,
+        metrics=metrics.model_copy(update={"slo_values_ms": values_ms}), ledger=_ledger(scene, metrics),
         holds=held_slo.holds, attainment=held_slo.attainment, binding=held_slo.binding,
     )  # fmt: skip
+
+
+def _ledger(scene: _Scene, metrics: Metrics) -> Ledger:
+    replay, facts, seen = scene.replay, scene.facts, scene.seen
+    shares = breakdown.shares(replay, scene.runs, scene.parts, facts, seen)
+    unexplained = pressure.unexplained_waste(metrics.waste_byte_seconds, metrics.failed_admissions_by_free_bytes)
+    return ledger(replay, facts, seen).model_copy(update={
+        "by_length": breakdown.by_length(replay, shares, facts, scene.fate.offered),
+        "by_state": breakdown.by_state(shares, facts, seen),
+        "broken_laws": (*broken_flow(replay, facts), *unexplained),
+    })  # fmt: skip
 
 
 def _observation(scene: _Scene) -> Observation:
@@ -100,33 +116,60 @@ def _tokens_inside(scene: _Scene) -> int:
     return int(np.maximum(inside, 0).sum())
 
 
+def _max_tail_slack(scene: _Scene) -> MaxSlack:
+    value, request, step = largest_slack(scene.parts, scene.seen, scene.facts.groups[0].block_size)
+    return MaxSlack(value=value, row=int(scene.replay.requests.row[request]) if request >= 0 else -1, step=step)
+
+
 def _metrics(scene: _Scene, observed: Latencies) -> Metrics:
     replay, facts, seen = scene.replay, scene.facts, scene.seen
-    requests, window_s = replay.requests, scene.window_s
-    begin, finish = replay.window_ns
-    counted, qualified = requests.counted == 1, scene.qualified
-    ended = scene.fate.served & (requests.end_ns >= begin) & (requests.end_ns < finish)
-    tokens = int(requests.num_delivered[qualified].sum())
-    events = activity.block_events(replay)
     return Metrics(
         ttft_ms=percentiles_ms(observed.ttft), itl_ms=percentiles_ms(observed.itl),
         tpot_ms=percentiles_ms(observed.tpot), e2el_ms=percentiles_ms(observed.e2el),
-        output_throughput=_tokens_inside(scene) / window_s, request_throughput=int(ended.sum()) / window_s,
-        qualified_output_throughput=tokens / window_s, request_goodput=int(qualified.sum()) / window_s,
-        qualified_output_tokens=tokens,
+        **_rates(scene), **_sharing(scene),
         admitted_concurrency=spread(replay.steps["num_running"], seen.lasted_ns),
         qualified_concurrency=activity.qualified_concurrency(replay, scene.good),
-        num_preemptions=int(requests.preemptions[counted].sum()),
-        num_recomputed_tokens=int(requests.recomputed_tokens[counted].sum()),
-        prefix_hit_rate=activity.hit_rate(requests),
-        alloc_events=events["allocated"], free_events=events["released"], evict_events=events["evicted"],
-        copy_events=events["copied"], copied_bytes=activity.copied_bytes(facts, events["copied"]),
-        net_shared_bytes_saved=activity.shared_bytes_saved(facts, seen),
         failed_admissions=activity.failed_admissions(replay, seen),
-        largest_admissible_tokens=activity.largest_admissible(facts, seen),
-        max_tail_slack_tokens=activity.max_tail_slack(seen),
+        failed_admissions_by_free_bytes=pressure.pressure_bins(replay, seen),
+        first_failed_admission=pressure.first_failed(replay, seen),
+        largest_admissible_tokens=pressure.largest_admissible(replay, facts, seen),
+        max_tail_slack_tokens=_max_tail_slack(scene),
         attention_share=activity.attention_share(replay, seen),
-        block_table_depth=activity.block_table_depth(replay, seen),
+        block_table_depth=activity.block_table_depth(replay, seen), occupancy=occupancy(facts, seen),
         waste_byte_seconds=waste(replay, scene.runs, facts, seen),
+        churn=churn(replay, scene.runs, scene.parts, facts, seen).model_copy(
+            update={"reuse_gap_ms": percentiles_ms(population(reuse_gap_ns(replay, scene.trace)))}
+        ),
         backlog_grew=backlog_grew(replay, seen),
     )  # fmt: skip
+
+
+def _rates(scene: _Scene) -> dict[str, float]:
+    """Tokens and requests, and per second of the window."""
+    requests, window_s = scene.replay.requests, scene.window_s
+    begin, finish = scene.replay.window_ns
+    counted, qualified = requests.counted == 1, scene.qualified
+    ended = scene.fate.served & (requests.end_ns >= begin) & (requests.end_ns < finish)
+    tokens = int(requests.num_delivered[qualified].sum())
+    return {
+        "output_throughput": _tokens_inside(scene) / window_s, "request_throughput": int(ended.sum()) / window_s,
+        "qualified_output_throughput": tokens / window_s, "request_goodput": int(qualified.sum()) / window_s,
+        "qualified_output_tokens": tokens, "num_preemptions": int(requests.preemptions[counted].sum()),
+        "num_recomputed_tokens": int(requests.recomputed_tokens[counted].sum()),
+        "prefix_hit_rate": activity.hit_rate(requests),
+    }  # fmt: skip
+
+
+def _sharing(scene: _Scene) -> dict[str, int | None]:
+    """Block events, and what sharing saved, copied and may still cost."""
+    replay, facts, seen = scene.replay, scene.facts, scene.seen
+    events = activity.block_events(replay)
+    burst, bound, short = sharing.divergence(replay, facts, seen)
+    return {
+        "alloc_events": events["allocated"], "free_events": events["released"], "evict_events": events["evicted"],
+        "copy_events": events["copied"], "copied_bytes": sharing.copied_bytes(facts, events["copied"]),
+        "duplicated_tail_bytes": sharing.duplicated_tail_bytes(replay, facts, scene.trace),
+        "net_shared_bytes_saved": sharing.shared_bytes_saved(facts, seen),
+        "divergence_burst_blocks": burst, "divergence_bound_blocks": bound, "divergence_short_blocks": short,
+        "map_calls": activity.map_calls(facts, events["allocated"]),
+    }  # fmt: skip

@@ -54,9 +54,59 @@ class Spread(_Model):
 
 
 class MaxSlack(_Model):
+    """The emptiest tail block of one sequence: its row of the trace, and the step."""
+
     value: int = 0
     row: int = -1
     step: int = -1
+
+
+class FailedAdmission(_Model):
+    """Who was kept out, what it wanted, and what there was."""
+
+    row: int
+    step: int
+    cause: str
+    wanted_blocks: int  # 0 where memory was not what it lacked
+    free_blocks: int
+    cached_blocks: int
+
+
+class PressureBin(_Model):
+    """Steps with low_bytes .. high_bytes free + cached. The same bins for every pool: powers of two."""
+
+    low_bytes: int
+    high_bytes: int
+    steps: int
+    failed: dict[str, int]  # steps that kept the head of the queue out, by cause
+    share: float  # of the bin's steps
+    stranded_byte_seconds: dict[str, float]  # free + cached while something waited that might not take them
+
+
+class ChurnStretch(_Model):
+    """A sixteenth of the window: what happened to blocks beside how long steps took."""
+
+    start_ns: int
+    steps: int
+    step_ms: Percentiles
+    allocated_blocks: int
+    released_blocks: int
+    evicted_blocks: int
+    copied_blocks: int
+    occupancy: float  # time mean of live / (blocks that can be handed out)
+    table_depth: float  # blocks of a decoding sequence, time mean
+
+
+class Churn(_Model):
+    """The life of blocks, over the whole replay. Means are exact: an integral over a count."""
+
+    lives: int = 0  # times that a block was handed out, or found again
+    block_lifetime_ms: float | None = None  # mean, handed out -> nobody holds it
+    revived_blocks: int = 0  # found again while nobody held them
+    cached_ms: float | None = None  # mean, let go with content -> found again, evicted, or the end
+    held_ms: Percentiles = Percentiles()  # one entry a block of a request: taken -> its request let go
+    reuse_gap_ms: Percentiles = Percentiles()  # one entry a hit: its content let go by its last holder -> the hit
+    stretches: tuple[ChurnStretch, ...] = ()
 
 
 class Metrics(_Model):
@@ -86,14 +136,52 @@ class Metrics(_Model):
     net_shared_bytes_saved: int = 0
     divergence_burst_blocks: int = 0
     divergence_bound_blocks: int = 0
+    divergence_short_blocks: int = 0  # most that the bound exceeded free + cached; above 0 does not hold
     failed_admissions: dict[str, int] = Field(default_factory=dict)  # by cause
+    failed_admissions_by_free_bytes: tuple[PressureBin, ...] = ()
+    first_failed_admission: FailedAdmission | None = None
     largest_admissible_tokens: dict[str, int] = Field(default_factory=dict)  # min and max over steps
     max_tail_slack_tokens: MaxSlack = MaxSlack()
     attention_share: float | None = None
     block_table_depth: Spread = Spread()  # blocks of a decoding sequence
+    occupancy: Spread = Spread()  # live blocks per block that can be handed out
+    map_calls: int | None = None  # layout virtual: physical pages mapped
+    churn: Churn = Churn()
     waste_byte_seconds: dict[str, float] = Field(default_factory=dict)  # by kind, and "total"
     slo_values_ms: dict[str, float | None] = Field(default_factory=dict)  # clause text -> observed; None = inf
     backlog_grew: bool = False
+
+
+class CapacityPart(_Model):
+    """What a search came to on one window: a rung that was measured to hold, and its measured neighbours."""
+
+    start_ns: int  # of the window, in the trace's time
+    end_ns: int
+    requests: int  # counted
+    value: float | None  # None: no rung holds
+    beyond: float | None  # measured not to hold; None: the last rung holds
+    below: float | None  # measured to hold; None: the first rung holds, or none does
+    binding: str  # of the replay beyond, or of the best one where there is none
+    needs_requests: int = 0  # more than there were: too few to judge by; 0: enough
+    replays: int
+    stopped_early: int
+    engine_s: float  # engine time of all its replays
+
+
+class Capacity(_Model):
+    """The largest load that holds (over pool_bytes: the smallest pool), by window; the median decides."""
+
+    over: str
+    last: float  # the rung beyond which nothing was tried
+    value: float | None
+    low: float | None  # of the windows; None where on one of them nothing holds
+    high: float | None
+    at_least: bool = False  # nothing failed up to `last`
+    needs_requests: int = 0
+    superposed: int = 1  # copies of the trace that were laid over one another
+    decides: int = 0  # which of `parts` the trial's replays are of
+    parts: tuple[CapacityPart, ...] = ()
+    words: str = ""
 
 
 class Accounts(_Model):
@@ -126,6 +214,8 @@ class Ledger(_Model):
     device: dict[str, int] = Field(default_factory=dict)
     residual_bytes: int = 0
     by_length: dict[str, dict[str, float]] = Field(default_factory=dict)
+    by_state: dict[str, float] = Field(default_factory=dict)  # byte-seconds
+    broken_laws: tuple[str, ...] = ()  # laws that the columns of the replay break
     rows_digest: str = ""  # of every account column of every step: byte-exactness is compared with this
 
 
@@ -183,6 +273,8 @@ class TrialResult(_Model):
     metrics: Metrics = Metrics()
     ledger: Ledger = Ledger()
     audited_steps: int = 0
+    capacity: Capacity | None = None  # where a ladder was asked for
+    warnings: tuple[str, ...] = ()  # what does not speak against the trial, but has to be known
 
 
 def save_result(result: TrialResult, path: Path) -> None:

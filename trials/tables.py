@@ -13,6 +13,7 @@ from trials.ladder import Locks
 from trials.ledger import account_bytes
 from trials.load import Lock
 from trials.ownership import STATES, ownership
+from trials.pressure import admissible_tokens
 from trials.recording import LEDGER_COLUMNS, STEP_COLUMNS, Replay, Requests, Snapshot
 from trials.trace import write_whole
 from trials.units import SpecError
@@ -63,6 +64,7 @@ def write_ledger(recorded: list[Replay], facts: EngineFacts, path: Path) -> None
             **{name: pa.array(one.steps[name]) for name in STEP_COLUMNS},
             **{name: pa.array(values) for name, values in accounts.items()},
             **{name: pa.array(values) for name, values in raw.items()},
+            "largest_admissible_tokens": pa.array(admissible_tokens(one, facts)),
         }
         tables.append(_labelled(columns, one, count))
     _write(tables, path)

@@ -1,4 +1,4 @@
-"""Byte-seconds of the pool that could not serve declared work, by kind, and what each length of request held.
+"""Byte-seconds of the pool that could not serve declared work, by kind.
 
 Free or cached bytes are waste only while something waits that may not take them.
 """
@@ -6,16 +6,14 @@ Free or cached bytes are waste only while something waits that may not take them
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trials.engine import Cause, EngineFacts
-from trials.latency import Flags, Runs
+from trials.engine import EngineFacts
+from trials.latency import Runs
 from trials.occupancy import NS, Held
 from trials.percentiles import integral
+from trials.pressure import PREFIX, STRANDING
 from trials.recording import Ints, Replay
 
-Floats = NDArray[np.float64]
-STRANDING = (Cause.WATERMARK, Cause.HEAD_OF_LINE, Cause.SLOTS)
 NOT_WASTE = ("tail_slack_filled_later",)
 
 
@@ -23,6 +21,7 @@ NOT_WASTE = ("tail_slack_filled_later",)
 class Stretches:
     """Stretches of decoding in which a request kept its blocks. Shapes [K]."""
 
+    request: Ints  # index into Requests
     taken: Ints  # step that took the last block, or gave the first token where that came later
     last: Ints  # step of the last token
     slack: Ints  # slots of the last block that stay empty
@@ -42,7 +41,8 @@ def stretches(replay: Replay, runs: Runs, block_size: int) -> Stretches:
     upto = np.cumsum(num, dtype=np.int64)
     token = upto[heads] - num[heads] + np.maximum(opened - held, 0)
     run = np.searchsorted(upto, token, side="right")
-    return Stretches(runs.first[run] + token - (upto - num)[run], runs.last[tails], slack)
+    taken = runs.first[run] + token - (upto - num)[run]
+    return Stretches(runs.request[heads], taken, runs.last[tails], slack)
 
 
 def _elapsed(seen: Held) -> Ints:
@@ -57,8 +57,14 @@ def never_filled(replay: Replay, runs: Runs, seen: Held, block_size: int) -> flo
     that took the block; a block taken while the prompt was computed counts from the step of the first token.
     A preemption gives slack back as an end does.
     """
-    parts, upto = stretches(replay, runs, block_size), _elapsed(seen)
-    return integral(parts.slack, upto[parts.last + 1] - upto[parts.taken]) / NS
+    parts = stretches(replay, runs, block_size)
+    return integral(parts.slack, stood_ns(parts, seen)) / NS
+
+
+def stood_ns(parts: Stretches, seen: Held) -> Ints:
+    """[K] ns of the window for which each stretch's empty slots stood."""
+    upto = _elapsed(seen)
+    return upto[parts.last + 1] - upto[parts.taken]
 
 
 def stranded(replay: Replay, seen: Held) -> dict[str, float]:
@@ -67,7 +73,7 @@ def stranded(replay: Replay, seen: Held) -> dict[str, float]:
     idle_bytes = seen.accounts["free"] + seen.accounts["cached"]
     blocked = (steps["num_waiting"] > 0) & (steps["idle"] == 0)
     return {
-        f"stranded_{cause.name.lower()}": seen.byte_seconds(
+        f"{PREFIX}{cause.name.lower()}": seen.byte_seconds(
             idle_bytes * (blocked & (steps["refusal_cause"] == cause))
         )
         for cause in STRANDING
@@ -86,38 +92,3 @@ def waste(replay: Replay, runs: Runs, facts: EngineFacts, seen: Held) -> dict[st
     kinds.update(stranded(replay, seen))
     kinds["total"] = sum(value for kind, value in kinds.items() if kind not in NOT_WASTE)
     return kinds
-
-
-def _decoding_token_seconds(replay: Replay, runs: Runs, seen: Held) -> Floats:
-    """[R] tokens held x seconds over the steps that gave the request a token."""
-    seconds = seen.lasted_ns / 1e9
-    upto = _elapsed(seen) / 1e9
-    moment = np.concatenate([np.zeros(1), np.cumsum(seconds * np.arange(len(seconds)))])
-    held = replay.requests.num_prompt_tokens[runs.request] + runs.before
-    one = (held - runs.first) * (upto[runs.last + 1] - upto[runs.first])
-    one += moment[runs.last + 1] - moment[runs.first]
-    rows = len(replay.requests.row)
-    return np.asarray(np.bincount(runs.request, weights=one.astype(np.float64), minlength=rows), np.float64)
-
-
-def by_length(
-    replay: Replay, runs: Runs, facts: EngineFacts, seen: Held, members: Flags
-) -> dict[str, dict[str, float]]:
-    """The `members` [R] by final length in powers of two, `257-512` for instance. Keys: docs/metrics.md."""
-    requests = replay.requests
-    length = requests.num_prompt_tokens + requests.num_delivered
-    power = np.ceil(np.log2(np.maximum(length, 1))).astype(np.int64)
-    size = sum(group.bytes_per_token for group in facts.groups) * facts.ranks
-    held_bytes = _decoding_token_seconds(replay, runs, seen) * size
-    table: dict[str, dict[str, float]] = {}
-    for exponent in np.unique(power[members]):
-        inside = members & (power == exponent)
-        high = 1 << int(exponent)
-        table[f"{high // 2 + 1}-{high}"] = {
-            "requests": float(inside.sum()),
-            "prompt_tokens": float(requests.num_prompt_tokens[inside].sum()),
-            "cached_tokens": float(np.maximum(requests.cached_tokens[inside], 0).sum()),
-            "output_tokens": float(requests.num_delivered[inside].sum()),
-            "decoding_payload_byte_seconds": float(held_bytes[inside].sum()),
-        }
-    return table

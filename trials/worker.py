@@ -162,6 +162,7 @@ def ineligible(outcome: Outcome, facts: EngineFacts) -> list[str]:
     for measured in outcome.replays:
         name = f"{measured.replay.phase} {measured.replay.load}"
         reasons += [f"{name}: {law}" for law in measured.replay.broken_laws[:3]]
+        reasons += [f"{name}: {law}" for law in measured.result.ledger.broken_laws[:3]]
         reasons += [f"{name}: void: {why}" for why in measured.result.void_because]
         if measured.replay.failed:
             reasons.append(f"{name}: {measured.replay.failed}")

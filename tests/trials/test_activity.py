@@ -51,32 +51,10 @@ def test_block_events_are_those_of_rows_that_begin_inside_the_window():
     assert found == {"allocated": 6, "released": 0, "evicted": 0, "copied": 0}
 
 
-def test_copies_have_bytes_only_where_the_engine_can_copy():
-    facts = make_facts(block_size=16, bytes_per_token=64)
-    assert activity.copied_bytes(facts, 3) == 3 * 1024
-    assert activity.copied_bytes(replace(facts, not_applicable=("copied_bytes",)), 3) is None
-    assert activity.copied_bytes(replace(facts, unknown_columns=("copied_blocks",)), 3) is None
-
-
 def test_failed_admissions_are_steps_by_cause():
     causes = [Cause.MEMORY, Cause.MEMORY, Cause.WATERMARK, Cause.NONE, Cause.SLOTS]
     replay = replay_of(5, idle=[4], lines=[Line(0, 8, 4, [(0, 4)])], refusal_cause=[int(c) for c in causes])
     assert activity.failed_admissions(replay, seen(replay)) == {"memory": 2, "watermark": 1}
-
-
-def test_the_largest_admissible_request_takes_free_and_cached_blocks():
-    replay = replay_of(ledger={"free_blocks": [10, 2, 3, 9], "cached_blocks": [0, 1, 3, 9]})
-    assert activity.largest_admissible(make_facts(), seen(replay)) == {"min": 48, "max": 288}
-    assert activity.largest_admissible(replace(make_facts(), max_model_len=100), seen(replay)) == {
-        "min": 48,
-        "max": 100,
-    }
-
-
-def test_the_row_with_the_most_tail_slack_is_the_window_s():
-    replay = replay_of(window_ns=(STEP, 4 * STEP), ledger={"tail_slack_tokens": [99, 5, 12, 3]})
-    found = activity.max_tail_slack(seen(replay))
-    assert (found.value, found.step, found.row) == (12, 2, -1)
 
 
 def test_attention_share_leaves_out_steps_that_do_not_tell():
@@ -97,7 +75,8 @@ def test_hit_rate_weighs_tokens_of_counted_requests_that_were_admitted():
     assert activity.hit_rate(replay_of(1, lines).requests) == 64 / 128
 
 
-def test_sharing_saves_what_is_held_more_than_once():
-    facts = make_facts(block_size=16, bytes_per_token=64)
-    replay = replay_of(ledger={"payload_tokens": [16, 16, 16, 16], "logical_tokens": [16, 48, 48, 16]})
-    assert activity.shared_bytes_saved(facts, held(replay, facts)) == 16 * 64
+def test_map_calls_are_the_pages_of_the_blocks_handed_out_and_only_where_pages_are_mapped():
+    facts = replace(make_facts(block_size=16, bytes_per_token=64, padding=24), effective=(("layout", "paged"),))
+    assert activity.map_calls(facts, 5) is None
+    virtual = replace(facts, effective=(("layout", "virtual"), ("page_bytes", str((16 * 64 + 24) // 4))))
+    assert activity.map_calls(virtual, 5) == 5 * 4

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from toy_replays import MS, Line, make_facts, make_replay, toy_server
 
 from trials.engine import Cause
-from trials.latency import fates, order_runs
+from trials.latency import order_runs
 from trials.occupancy import held
-from trials.waste import by_length, never_filled, waste
+from trials.waste import never_filled, waste
 
 
 def kinds(replay, facts):
@@ -121,34 +121,3 @@ def test_total_is_the_sum_of_what_is_waste(seed):
     found = kinds(replay, facts)
     parts = {k: v for k, v in found.items() if k not in ("total", "tail_slack_filled_later")}
     assert found["total"] == pytest.approx(sum(parts.values()))
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**9), st.sampled_from([0.0, 0.4]))
-def test_breakdown_by_length_covers_every_offered_request_once(seed, trouble):
-    replay, served, facts = toy_server(seed, trouble=trouble)
-    table = by_length(replay, order_runs(replay), facts, held(replay, facts), fates(replay.requests).offered)
-    offered = [s for s in served if s.line.counted]
-    assert sum(part["requests"] for part in table.values()) == len(offered)
-    assert sum(part["output_tokens"] for part in table.values()) == sum(s.line.asked for s in offered)
-    seconds = replay.steps["duration_ns"] / 1e9
-    whole = 0.0
-    for one in offered:
-        gave = {s for first, n in one.line.runs for s in range(first, first + n)}
-        whole += sum(tokens * seconds[step] for stay in one.stays for step, tokens in stay if step in gave)
-    found = sum(part["decoding_payload_byte_seconds"] for part in table.values())
-    assert found == pytest.approx(whole * facts.groups[0].bytes_per_token)
-
-
-def test_lengths_are_binned_by_powers_of_two():
-    lines = [Line(0, prompt, 1, [(0, 1)]) for prompt in (1, 2, 3, 4, 15, 16)]
-    facts = make_facts()
-    replay = make_replay(lines, [MS], facts)
-    table = by_length(replay, order_runs(replay), facts, held(replay, facts), np.ones(6, bool))
-    assert {name: part["requests"] for name, part in table.items()} == {
-        "2-2": 1,
-        "3-4": 2,
-        "5-8": 1,
-        "9-16": 1,
-        "17-32": 1,
-    }

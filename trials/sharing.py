@@ -1,0 +1,58 @@
+"""What sharing saves and what it may cost: bytes held once for several, copies, and the burst when children part.
+
+A fork that shares its parent's blocks takes none until it writes. `bound` is what the next step could take if every
+live child wrote in it: copies of shared tails, and blocks that open. It must be there, or the saving is a loan.
+"""
+
+import numpy as np
+
+from trials.engine import EngineFacts
+from trials.occupancy import Held
+from trials.recording import Ints, Replay
+from trials.trace import Trace
+
+
+def shared_bytes_saved(facts: EngineFacts, seen: Held) -> int:
+    """Time mean of the bytes that live sequences hold, a shared token once a holder, less what they occupy.
+
+    Net of copies: what was copied is occupied twice, and so no longer saved.
+    """
+    saved = (seen.lane["logical_tokens"] - seen.lane["payload_tokens"]) * facts.groups[0].bytes_per_token
+    return round(seen.time_mean(saved))
+
+
+def copied_bytes(facts: EngineFacts, copied: int) -> int | None:
+    """Bytes of `copied` blocks; None where the engine cannot copy on write or cannot say."""
+    if "copied_blocks" in facts.unknown_columns or "copied_bytes" in facts.not_applicable:
+        return None
+    return copied * facts.groups[0].block_size * facts.groups[0].bytes_per_token
+
+
+def duplicated_tail_bytes(replay: Replay, facts: EngineFacts, trace: Trace | None) -> int | None:
+    """Bytes of inherited tokens that counted forks computed again, at most one block each: what copy-on-write would
+    have shared, whole-block prefix matching cannot. None where the trace is not at hand."""
+    if trace is None:
+        return None
+    requests, group = replay.requests, facts.groups[0]
+    admitted = (requests.counted == 1) & (requests.admitted_ns >= 0)
+    missed = trace.inherited_tokens[requests.row] - requests.cached_tokens
+    again = np.clip(missed[admitted], 0, group.block_size)
+    return int(again.sum()) * group.bytes_per_token
+
+
+def divergence(replay: Replay, facts: EngineFacts, seen: Held) -> tuple[int, int, int]:
+    """(largest burst, largest bound, most that a bound exceeded the free and cached blocks of its row), in blocks.
+
+    Over the window. Zeros where nothing forks. A row stands before what finished in its step is given back.
+    """
+    inside = seen.lasted_ns > 0
+    if not inside.any():
+        return 0, 0, 0
+    bound, burst = replay.steps["bound_blocks"][inside], replay.steps["burst_blocks"][inside]
+    short = _short(bound, (seen.lane["free_blocks"] + seen.lane["cached_blocks"])[inside])
+    copying = dict(facts.effective).get("sharing") == "cow"
+    return int(burst.max()), int(bound.max()), short if copying else 0
+
+
+def _short(bound: Ints, available: Ints) -> int:
+    return max(0, int((bound - available).max()))
