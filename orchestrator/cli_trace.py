@@ -1,4 +1,4 @@
-"""`kvknee trace ...`: import, generate and describe traces. Words go to stderr, results to stdout.
+"""`kvknee trace ...`: import, generate, overlay, export and describe. Words go to stderr, results to stdout.
 
 Exit codes: 0 done, 2 bad input.
 """
@@ -12,16 +12,21 @@ from typing import Annotated, Any
 import typer
 
 from trials.describe import Description, describe
+from trials.documents import validated
 from trials.fingerprint import trace_hash
-from trials.formats import FORMATS, reader
+from trials.formats import FORMATS, OWN_CLOCKS, WRITTEN, reader, writer
 from trials.generate import generate, load_preset, ready_presets, spread_arrivals
+from trials.overlay import Overlay, overlaid, stagger_sessions
 from trials.trace import Trace, TraceError, load_trace, save_trace
 from trials.units import SpecError, parse_ns
 
-trace_app = typer.Typer(help="Import, generate and describe request traces.", no_args_is_help=True)
+trace_app = typer.Typer(help="Import, generate, overlay, export and describe request traces.", no_args_is_help=True)
 
 _LONGEST_NOTE = 300
 Out = Annotated[Path, typer.Option("-o", "--out", help="Trace file to write (parquet), whole or not at all.")]
+TraceFile = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="A trace file made by `kvknee trace import` or `generate`.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
 
 
@@ -43,7 +48,10 @@ def import_(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Source files, in order of time.")],
     out: Out,
     spread: Annotated[str | None, typer.Option(help="Spread rows of one stamp over this time, e.g. 3s.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of --spread (0 if absent).")] = None,
+    stagger: Annotated[
+        str | None, typer.Option(help="Begin sessions without a common clock over this time, e.g. 60s.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of --spread or --stagger (0 if absent).")] = None,
     as_json: Json = False,
 ) -> None:
     """Read a public trace into kvknee's columnar form; bad rows are refused with file, line and reason.
@@ -51,13 +59,20 @@ def import_(
     Example: kvknee trace import mooncake conversation.jsonl -o conversation.parquet --spread 3s --seed 1
     """
     with _bad_input_ends_with_2():
-        if seed is not None and spread is None:
-            raise SpecError("--seed has no effect without --spread; leave it out, or say how far to spread")
+        if seed is not None and spread is None and stagger is None:
+            raise SpecError("--seed has no effect without --spread or --stagger; leave it out, or say how far")
         width_ns = parse_ns(spread, "--spread") if spread is not None else None
+        stagger_ns = parse_ns(stagger, "--stagger") if stagger is not None else None
+        read = reader(format_name)
+        if stagger_ns is not None and format_name not in OWN_CLOCKS:
+            raise SpecError(f"--stagger: rows of {format_name} have one clock, which it would undo; it is for "
+                            f"{', '.join(OWN_CLOCKS)}")  # fmt: skip
         _check_target(out)
-        trace = reader(format_name)(files)
+        trace = read(files)
         if width_ns is not None:
             trace = spread_arrivals(trace, width_ns, seed or 0)
+        if stagger_ns is not None:
+            trace = stagger_sessions(trace, stagger_ns, seed or 0)
         save_trace(trace, out)
     _tell(trace, out, as_json)
 
@@ -82,11 +97,94 @@ def generate_(
     _tell(trace, out, as_json)
 
 
+@trace_app.command("overlay")
+def overlay_(
+    trace: TraceFile,
+    out: Out,
+    cancel_share: Annotated[float | None, typer.Option(help="Share of rows that are given up, 0 to 1.")] = None,
+    cancel_after_tokens: Annotated[
+        int | None, typer.Option(help="Give up after output tokens: geometric with this mean.")
+    ] = None,
+    patience: Annotated[
+        str | None, typer.Option(help="Give up a time after arrival: exponential with this mean, e.g. 5s.")
+    ] = None,
+    cancel_bursts: Annotated[
+        int | None,
+        typer.Option(help="Give up in so many groups, each at one moment, --patience after its end."),
+    ] = None,
+    fork_share: Annotated[
+        float | None, typer.Option(help="Share of prompts that are sampled more than once.")
+    ] = None,
+    fork_width: Annotated[int | None, typer.Option(help="How many samples, the row itself included (4).")] = None,
+    beam_share: Annotated[float | None, typer.Option(help="Share of answers that are searched with beams.")] = None,
+    beam_width: Annotated[int | None, typer.Option(help="How many beams (4).")] = None,
+    beam_every: Annotated[int | None, typer.Option(help="Tokens after which one beam is replaced (16).")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same trace.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Put seeded cancels, n-way samples and beams on a trace; the columns touched are marked synthetic.
+
+    Example: kvknee trace overlay conv.parquet -o busy.parquet --cancel-share 0.15 --patience 5s --fork-share 0.1
+    """
+    asked: dict[str, dict[str, Any]] = {
+        "cancels": {"share": cancel_share, "after_tokens": cancel_after_tokens, "patience": patience,
+                    "bursts": cancel_bursts},
+        "forks": {"share": fork_share, "width": fork_width},
+        "beams": {"share": beam_share, "width": beam_width, "every": beam_every},
+    }  # fmt: skip
+    with _bad_input_ends_with_2():
+        given = {name: {k: v for k, v in part.items() if v is not None} for name, part in asked.items()}
+        overlay = validated(Overlay, {name: part for name, part in given.items() if part}, "overlay")
+        _check_target(out)
+        done = overlaid(load_trace(trace), overlay, seed)
+        save_trace(done, out)
+    _tell(done, out, as_json)
+
+
+@trace_app.command("export")
+def export_(
+    format_name: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of: {', '.join(WRITTEN)}.")],
+    trace: TraceFile,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write, whole or not at all, never over one.")],
+    as_json: Json = False,
+) -> None:
+    """Write a trace for another tool, and say by name what that format cannot carry.
+
+    Example: kvknee trace export vllm-timed conv.parquet -o conv.jsonl
+    """
+    with _bad_input_ends_with_2():
+        write = writer(format_name)
+        if out.exists():
+            raise SpecError(f"{out} exists; choose another name for -o")
+        source = load_trace(trace)
+        exported = write(source, out)
+        kept = _comes_back(format_name, out, source)
+    for loss in exported.losses:
+        typer.echo(f"lost: {loss.column}: {loss.reason}", err=True)
+    if as_json:
+        told = {
+            "file": str(out), "format": format_name, "rows": len(source), "trace_hash": trace_hash(source),
+            "hash_kept": kept, "losses": [loss._asdict() for loss in exported.losses], "hint": exported.hint,
+        }  # fmt: skip
+        typer.echo(json.dumps(told, indent=2))
+        return
+    typer.echo(f"{out}: {len(source):,} rows")
+    typer.echo(f"importing it gives {'the same' if kept else 'another'} trace hash")
+    if exported.hint:
+        typer.echo(f"read it with: {exported.hint}")
+
+
+def _comes_back(format_name: str, path: Path, trace: Trace) -> bool:
+    """Whether importing the file gives the same trace."""
+    try:
+        return trace_hash(reader(format_name)([path])) == trace_hash(trace)
+    except TraceError:
+        return False
+
+
 @trace_app.command("describe")
 def describe_(
-    trace: Annotated[
-        Path, typer.Argument(metavar="TRACE", help="A trace file made by `kvknee trace import` or `generate`.")
-    ],
+    trace: TraceFile,
     as_json: Json = False,
 ) -> None:
     """Rate, burstiness, lengths, sharing and its granularity, and the tail slack of each block size.

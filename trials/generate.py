@@ -1,7 +1,7 @@
-"""Seeded traces: arrivals, lengths and prefix trees from a preset, and overlays on a trace that exists.
+"""Seeded traces: arrivals, lengths, prefix trees, sessions, samples and cancels from a preset.
 
-Every purpose has its own random stream, so that another law for one column leaves the others as they were, and
-sessions, forks or cancels can be added later without moving what is drawn today. Same preset and seed, same trace.
+Every purpose has its own random stream, so that another law for one column leaves the others as they were. Same
+preset and seed, same trace.
 """
 
 from pathlib import Path
@@ -12,11 +12,20 @@ from pydantic import Field, model_validator
 
 from trials.documents import read_yaml, validated
 from trials.laws import Arrivals, Bursts, Law, Lengths
+from trials.overlay import Beams, Cancels, Forks, Overlay, overlaid
+from trials.sessions import Sessions, in_sessions
 from trials.spec import Number
 from trials.trace import Ints, Ragged, Trace, TraceError, TraceMeta, make_trace
 from trials.units import SpecError, nearest
 
-_STREAMS = {"arrivals": 0, "prompt": 1, "output": 2, "prefix": 3, "spread": 4}  # only ever add to it
+_STREAMS = {
+    "arrivals": 0,
+    "prompt": 1,
+    "output": 2,
+    "prefix": 3,
+    "spread": 4,
+    "sessions": 9,
+}  # only ever add to it; 5 to 8 are the overlay's
 _MOST_ROWS = 50_000_000
 _MOST_IDS = 400_000_000  # over all rows
 _READY = Path(__file__).parent / "presets"
@@ -67,6 +76,10 @@ class Preset(Law):
     prompt: Lengths
     output: Lengths
     prefix: PrefixTree | None = None
+    sessions: Sessions | None = None
+    forks: Forks | None = None
+    beams: Beams | None = None
+    cancels: Cancels | None = None
 
     @model_validator(mode="after")
     def _sized(self) -> "Preset":
@@ -120,13 +133,18 @@ def generate(preset: Preset, seed: int | None = None) -> Trace:
         source=f"generated: {preset.name}, seed {seed}",
         notes=opening.notes if opening else (),
     )
-    return make_trace(
+    trace = make_trace(
         preset.arrivals.draw(rows, _stream(seed, "arrivals")),
         prompt,
         preset.output.draw(rows, _stream(seed, "output")),
         opening.prefix_ids if opening else None,
         meta,
     )
+    if preset.sessions is not None:
+        trace = in_sessions(trace, preset.sessions, preset.output, _stream(seed, "sessions"))
+    if preset.forks or preset.beams or preset.cancels:
+        trace = overlaid(trace, Overlay(forks=preset.forks, beams=preset.beams, cancels=preset.cancels), seed)
+    return trace
 
 
 class _Openings(NamedTuple):

@@ -207,5 +207,7 @@ def stagger_sessions(trace: Trace, width_ns: int, seed: int) -> Trace:
     begins = _stream(seed, "stagger").integers(0, width_ns, len(names))
     stamps = trace.arrival_ns + begins[session]
     moved = replace(trace, arrival_ns=stamps - int(stamps.min()))
+    told = tuple(note for note in trace.meta.notes if "--stagger" not in note)  # done: no advice any more
+    moved = replace(moved, meta=replace(trace.meta, notes=told))
     note = f"{len(names)} sessions begin at uniform moments of {width_ns} ns, seed {seed}"
     return described(in_order(moved, np.argsort(moved.arrival_ns, kind="stable")), ("arrival_ns",), note)
