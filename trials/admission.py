@@ -36,7 +36,8 @@ class Admission:
         self._lookup: tuple[int, int, list[int]] = (-1, -1, [])  # (row, epoch, blocks) of the last match
         self.queue: Queue = QUEUES[policy.queue](lambda run: len(self._match(run)))
         self.num_waiting = self.waiting_tokens = 0
-        self._shortest: list[tuple[int, int, Run]] = []  # heap of (known tokens, row, run), lazily cleaned
+        self._shortest: list[tuple[int, int, Run]] = []  # heap of (tokens wanted, turn, run), lazily cleaned
+        self._turns = 0
 
     def enqueue(self, run: Run, back: bool = False) -> None:
         """Queue a request; `back`: it was running and comes back."""
@@ -44,7 +45,8 @@ class Admission:
         run.waiting = True
         self.num_waiting += 1
         self.waiting_tokens += known
-        heapq.heappush(self._shortest, (known, run.row, run))
+        self._turns += 1
+        heapq.heappush(self._shortest, (self._wanted(run), self._turns, run))
         if back:
             self.queue.push_back(run)
         else:
@@ -56,6 +58,10 @@ class Admission:
         run.waiting = False
         self.num_waiting -= 1
         self.waiting_tokens -= run.num_prompt_tokens + run.sampled
+
+    def _wanted(self, run: Run) -> int:
+        """Tokens that must find room where nothing is in the cache."""
+        return run.num_prompt_tokens + (run.num_output_tokens - 1 if self._reserve_output else run.sampled)
 
     def _match(self, run: Run) -> list[int]:
         """Leading full blocks of the run that are in the cache; at least one token is left to compute."""
@@ -78,30 +84,37 @@ class Admission:
             common = min(self._content.common_tokens(run.row, row) - before, most, self._size)
             if common > (best[1] if best else 0):
                 best = block, common
+                if common == min(most, self._size):
+                    break
         return best
 
     def judge(self, run: Run, count_of: int, num_running: int) -> Grant | Refusal:
-        """Whether the run fits now. `count_of`: the most tokens that this step may compute of it."""
-        pool, size = self._pool, self._size
-        known = run.num_prompt_tokens + run.sampled
+        """Whether the run fits now. `count_of`: the most tokens that this step may compute of it.
+
+        A block to copy from must stay while the rest is taken; where that does not fit, nothing is copied.
+        """
         hit = self._match(run)
-        copy = self._common_beginning(run, hit) if self._partial else None
+        if self._partial and (copy := self._common_beginning(run, hit)) is not None:
+            verdict = self._weigh(run, count_of, num_running, Grant(hit, copy, 0, 0))
+            if isinstance(verdict, Grant):
+                return verdict
+        return self._weigh(run, count_of, num_running, Grant(hit, None, 0, 0))
+
+    def _weigh(self, run: Run, count_of: int, num_running: int, found: Grant) -> Grant | Refusal:
+        """Whether the run fits with what was found in the cache."""
+        pool, size, hit, copy = self._pool, self._size, found.hit, found.copy
+        known = run.num_prompt_tokens + run.sampled
         cached = len(hit) * size + (copy[1] if copy else 0)
-        if self._reserve_output:
-            upto = run.num_prompt_tokens + run.num_output_tokens - 1
-        elif self._reserve_prompt:
-            upto = known
-        else:
-            upto = cached + min(known - cached, count_of)
+        upto = cached + min(known - cached, count_of)
+        claim = -(-upto // size) - len(hit)
+        if self._reserve_output or self._reserve_prompt:
+            upto = self._wanted(run)
         want = -(-upto // size) - len(hit)
         idle = pool.num_idle([*hit, copy[0]] if copy else hit) if hit or copy else 0
         margin = self._margin if num_running else 0
         if want + idle + margin > pool.available:
             return Refusal(self._why_not(want + idle), run.row, want + idle)
-        claim = want
-        if not self._reserve_output:
-            claim = -(-(cached + min(known - cached, count_of)) // size) - len(hit)
-        return Grant(list(hit), copy, cached, claim)
+        return Grant(list(hit), copy, cached, want if self._reserve_output else claim)
 
     def _why_not(self, taken: int) -> Cause:
         """The head of the queue wants `taken` blocks and does not get them."""
@@ -109,8 +122,8 @@ class Admission:
             return Cause.WATERMARK
         heap = self._shortest
         while heap:
-            known, _, run = heap[0]
-            if run.waiting and known == run.num_prompt_tokens + run.sampled:
+            wanted, _, run = heap[0]
+            if run.waiting and wanted == self._wanted(run):
                 break
             heapq.heappop(heap)
         if heap and -(-heap[0][0] // self._size) + self._margin <= self._pool.available:

@@ -2,7 +2,13 @@
 
 At one moment all that is due is handed over in (time, row) order, then cancels are carried out in row order. A
 fork goes to the engine together with its parent and starts there; a turn of a closed session comes `think_ns`
-after those in front of it have ended. Patience runs from a request's arrival and never scales.
+after those in front of it have ended. Under a closed load a client sends its next request when all of the last has
+ended: its forks and, in closed sessions, its turns.
+
+Samples of one prompt are asked for with it; a branch in mid-answer is asked for when it starts. Patience runs from
+there and never scales. A request that gives up after n tokens gets exactly n, the last in the step in front of its
+cancel; after 0 it is given up as it comes. Whoever ends in the same step has ended. A cancelled request takes its
+forks along that have not started; those that run go on.
 """
 
 import heapq
@@ -50,16 +56,19 @@ class Arrivals:
         offer = recorder.offer
         self._engine, self._trace, self._recorder = engine, trace, recorder
         self._rows: list[int] = offer.rows.tolist()
-        columns = (
-            trace.num_prompt_tokens, trace.num_output_tokens, trace.priority, trace.parent, trace.inherited_tokens,
-        )  # fmt: skip
-        self._works = list(zip(*(column.tolist() for column in columns), strict=True))
+        self._works = [trace.num_prompt_tokens.tolist(), trace.num_output_tokens.tolist(), trace.priority.tolist()]
         self._patience = trace.cancel_after_ns.tolist()
         self._give_up = trace.cancel_after_tokens.tolist()
-        self._cancels = bool((trace.cancel_after_tokens >= 0).any()) and offer.lock is None
+        self._by_clock = offer.lock is None  # else all comes and goes before recorded steps
+        self._cancels = bool((trace.cancel_after_tokens >= 0).any()) and self._by_clock
         linked = bool((trace.starts != STARTS["arrival"]).any())
         self._links = Links.of(trace, offer, recorder.place) if linked else Links({}, {}, {})
-        self._closed = offer.concurrency is not None and offer.lock is None
+        self._inherited = self._inheritances()
+        self._closed = offer.concurrency is not None and self._by_clock
+        self._family = self._families() if self._closed else []  # place -> the root that it hangs on
+        self._alive: dict[int, int] = defaultdict(int)  # root -> members that have not ended
+        for root in self._family:
+            self._alive[root] += 1
         self._cancel_at: list[tuple[int, int]] = []  # (time, place)
         self._cancel_before: list[tuple[int, int]] = []  # (step, place)
         self._coming: list[tuple[int, int]] = []  # (time, place) of turns and of a closed load
@@ -67,16 +76,35 @@ class Arrivals:
         self._order, self._next = self._schedule(offer), 0
         self._find_next()
 
+    def _inheritances(self) -> dict[int, tuple[int, int, bool]]:
+        """Fork -> (its parent's row, tokens inherited, whether it was asked for with its parent)."""
+        trace, rows = self._trace, self._rows
+        out = {}
+        for parent, forks in self._links.forks.items():
+            prompt = int(trace.num_prompt_tokens[rows[parent]])
+            for k in forks:
+                inherited = int(trace.inherited_tokens[rows[k]])
+                out[k] = rows[parent], inherited, inherited <= prompt
+        return out
+
+    def _families(self) -> list[int]:
+        above = {fork: parent for parent, forks in self._links.forks.items() for fork in forks}
+        above |= {turn: min(before) for turn, before in self._links.waits.items()}
+        out: list[int] = []
+        for k in range(len(self._rows)):
+            out.append(out[above[k]] if k in above else k)
+        return out
+
     def _schedule(self, offer: Offer) -> list[tuple[int, int]]:
         """(time or step, place) of all that come by themselves, in the order in which they come."""
-        hanging = {k for forks in self._links.forks.values() for k in forks}
+        hanging = self._inherited.keys()
         if offer.lock is not None:
             met, at = offer.lock.met_step.tolist(), offer.lock.arrival_ns.tolist()
+            self._recorder.arrival[:] = at
             self._cancel_before = sorted((s, k) for k, s in enumerate(offer.lock.cancel_step.tolist()) if s >= 0)
             known = [k for k, step in enumerate(met) if step >= 0 and k not in hanging]
             return [(met[k], k) for k in sorted(known, key=lambda k: (met[k], at[k], k))]
-        hanging |= self._links.waits.keys()
-        free = [k for k in range(len(self._rows)) if k not in hanging]
+        free = [k for k in range(len(self._rows)) if k not in hanging and k not in self._links.waits]
         if offer.concurrency is not None:
             first, self._behind = free[: offer.concurrency], free[offer.concurrency :][::-1]
             return [(0, k) for k in first]
@@ -97,10 +125,9 @@ class Arrivals:
         while True:
             first = self._order[self._next] if self._next < len(self._order) else (NEVER, 0)
             if self._coming and self._coming[0] < first:
-                first = heapq.heappop(self._coming)
-                if first[0] > until:
-                    heapq.heappush(self._coming, first)
+                if self._coming[0][0] > until:
                     break
+                first = heapq.heappop(self._coming)
             elif first[0] <= until:
                 self._next += 1
             else:
@@ -110,55 +137,82 @@ class Arrivals:
         while self._cancel_at and self._cancel_at[0][0] <= until:
             given_up.add(heapq.heappop(self._cancel_at)[1])
         while self._cancel_before and self._cancel_before[0][0] <= index:
-            given_up.add(heapq.heappop(self._cancel_before)[1])
+            k = heapq.heappop(self._cancel_before)[1]
+            if not self._by_clock or self._has_enough(k, index):
+                given_up.add(k)
         for k in sorted(given_up):
             self._cancel(k, index, now)
         self._find_next()
 
     def _work(self, k: int) -> Work:
         row = self._rows[k]
-        prompt, output, priority, parent, inherited = self._works[row]
-        if parent not in self._recorder.place:
-            parent, inherited = -1, 0
+        prompt, output, priority = (column[row] for column in self._works)
+        parent, inherited, _ = self._inherited.get(k, (-1, 0, False))
         return Work(row, prompt, output, self._recorder.arrival[k], priority, parent, inherited)
 
     def _add(self, k: int, index: int, now: int) -> None:
+        """A request comes; its forks come with it, to start later."""
         recorder = self._recorder
         if recorder.offer.concurrency is not None:
             recorder.arrival[k] = max(now, 0)
-        recorder.met_step[k] = index
-        reason = self._engine.add(self._work(k))
-        self._expect_patience(k)
-        if reason is not None:
-            self._refuse(k, reason, now)
-        for fork in self._links.forks.get(k, ()):
-            told = self._engine.add(self._work(fork)) if reason is None else f"its parent was refused: {reason}"
-            if told is not None:
-                self._refuse(fork, told, now)
+        family: list[tuple[int, str | None]] = [(k, None)]
+        while family:
+            member, refused = family.pop()
+            recorder.met_step[member] = index
+            reason = refused or self._engine.add(self._work(member))
+            if reason is not None:
+                recorder.reasons[self._rows[member]] = reason
+                recorder.finish(member, Outcome.REJECTED, now)
+                self._over(member, now)
+                refused = refused or f"its parent was refused: {reason}"
+            elif self._cancels and self._give_up[self._rows[member]] == 0:
+                heapq.heappush(self._cancel_before, (index, member))
+            forks = self._links.forks.get(member, ())
+            for fork in forks:
+                recorder.arrival[fork] = recorder.arrival[member]
+            family += [(fork, refused) for fork in reversed(forks)]
+        self._asked_for(k)
 
-    def _refuse(self, k: int, reason: str, now: int) -> None:
-        self._recorder.reasons[self._rows[k]] = reason
-        self._recorder.finish(k, Outcome.REJECTED, now)
-        self._over(k, now)
-
-    def _expect_patience(self, k: int) -> None:
-        patience = self._patience[self._rows[k]]
-        if patience >= 0 and self._recorder.offer.lock is None:
-            heapq.heappush(self._cancel_at, (self._recorder.arrival[k] + patience, k))
+    def _asked_for(self, k: int) -> None:
+        """The patience of a request begins, and of the samples that were asked for with it."""
+        recorder = self._recorder
+        asked = [k]
+        while asked:
+            member = asked.pop()
+            patience = self._patience[self._rows[member]]
+            if patience >= 0 and self._by_clock:
+                heapq.heappush(self._cancel_at, (recorder.arrival[member] + patience, member))
+            for fork in self._links.forks.get(member, ()):
+                if self._inherited[fork][2]:
+                    recorder.arrival[fork] = recorder.arrival[member]
+                    asked.append(fork)
 
     def _cancel(self, k: int, index: int, now: int) -> None:
-        recorder, row = self._recorder, self._rows[k]
-        if recorder.end[k] >= 0 or not self._engine.cancel(row):
+        recorder = self._recorder
+        if recorder.end[k] >= 0 or not self._engine.cancel(self._rows[k]):
             return
-        recorder.close_run(k, row, index, now)
+        recorder.close_run(k, self._rows[k], index, now)
         recorder.cancel_step[k] = index
-        recorder.finish(k, Outcome.CANCELLED, now)
-        for fork in self._links.forks.get(k, ()):
-            # A fork that its parent never reached does not start; one that runs goes on.
-            if fork not in recorder.started and self._engine.cancel(self._rows[fork]):
-                recorder.finish(fork, Outcome.CANCELLED, now)
-                self._over(fork, now)
-        self._over(k, now)
+        family = [k]
+        while family:
+            member = family.pop()
+            recorder.finish(member, Outcome.CANCELLED, now)
+            self._over(member, now)
+            family += [fork for fork in self._links.forks.get(member, ()) if self._never_starts(fork)]
+
+    def _never_starts(self, fork: int) -> bool:
+        """The fork's parent was cancelled. True where it had not started: then it is over as well."""
+        recorder = self._recorder
+        if fork in recorder.started or recorder.end[fork] >= 0:
+            return False
+        return self._engine.cancel(self._rows[fork])
+
+    def _has_enough(self, k: int, index: int) -> bool:
+        """Whether the request was delivered before step `index` what it wanted; if not, it was interrupted since
+        that was expected, and another date stands already."""
+        first = self._recorder.open_run[k]
+        delivered: int = self._recorder.delivered[k] + (index - first if first >= 0 else 0)
+        return delivered >= int(self._give_up[self._rows[k]])
 
     # ---- what follows from a step
     def saw(self, step: Step, index: int, now: int) -> None:
@@ -166,43 +220,31 @@ class Arrivals:
         recorder = self._recorder
         for row in step.started:
             k = recorder.place[row]
-            parent = recorder.place.get(int(self._trace.parent[row]), k)
-            whole = int(self._trace.inherited_tokens[row]) <= int(self._trace.num_prompt_tokens[self._rows[parent]])
-            # Samples of one prompt were asked for with it; a branch in mid-answer is asked for when it begins.
-            recorder.arrival[k] = recorder.arrival[parent] if whole else now
             recorder.started.add(k)
-            self._expect_patience(k)
+            if not self._inherited[k][2]:
+                recorder.arrival[k] = now
+                self._asked_for(k)
         if self._cancels:
             for row in step.began:
                 k, after = recorder.place[row], self._give_up[row]
-                if after >= 0:
+                if after > 0:
                     # Delivered so far, and one more in this step and in every later one.
-                    left = max(1, after - recorder.delivered[k])
-                    heapq.heappush(self._cancel_before, (index + left, k))
-            self._drop_stale(index)
+                    heapq.heappush(self._cancel_before, (index + after - recorder.delivered[k], k))
         for row, _ in step.ended:
             self._over(recorder.place[row], now)
         self._find_next()
 
-    def _drop_stale(self, index: int) -> None:
-        """A request that was interrupted is given up later than was expected; its new date stands already."""
-        recorder = self._recorder
-        while self._cancel_before and self._cancel_before[0][0] <= index + 1:
-            k = self._cancel_before[0][1]
-            first = recorder.open_run[k]
-            enough = first >= 0 and recorder.delivered[k] + index + 1 - first >= self._give_up[self._rows[k]]
-            if recorder.end[k] < 0 and enough:
-                break
-            heapq.heappop(self._cancel_before)
-
     def _over(self, k: int, now: int) -> None:
         """The request has ended, one way or another."""
-        if self._closed and self._behind:
-            heapq.heappush(self._coming, (now, self._behind.pop()))
+        if self._closed:
+            root = self._family[k]
+            self._alive[root] -= 1
+            if not self._alive[root] and self._behind:
+                heapq.heappush(self._coming, (now, self._behind.pop()))
         for turn in self._links.turns.get(k, ()):
             waits = self._links.waits[turn]
             waits.discard(k)
-            if not waits and self._recorder.offer.lock is None:
+            if not waits and self._by_clock:
                 due = now + int(self._trace.think_ns[self._rows[turn]])
                 self._recorder.arrival[turn] = due
                 heapq.heappush(self._coming, (due, turn))
@@ -210,7 +252,7 @@ class Arrivals:
     def drained(self) -> bool:
         """Nothing is alive: what was to be given up is over. Whether anybody is still to come."""
         self._cancel_at.clear()
-        if self._recorder.offer.lock is None:
+        if self._by_clock:
             self._cancel_before.clear()
         self._find_next()
         return self.due >= NEVER

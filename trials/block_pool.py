@@ -164,34 +164,38 @@ class BlockPool:
 
     # ---- letting go
     def release(self, table: list[int], tokens: int, num_counted: int, ahead: int = 0) -> None:
-        """A sequence that held `tokens` in `table` lets go: full blocks keep their content and go to the tail of
-        the queue, in the order that `free_order` says, the rest to its head. `ahead`: tokens reserved beyond the
-        tail block."""
+        """A sequence that held `tokens` in `table` lets go, last block first or first block first (free_order).
+
+        Full blocks keep their content and go to the tail of the queue in that order. The others go to its head
+        and stand there in that order. `ahead`: tokens reserved beyond the tail block.
+        """
         size, block_size = len(table), self.block_size
         full = tokens // block_size if self.caching else 0
         first_blank = full if full > num_counted else num_counted
-        if self._tail_first:
-            self._blank += table[first_blank:]
-            if full > num_counted:
-                self._idle.put(table[num_counted:full][::-1], full - 1, -1)
-        cached, blank = first_blank - num_counted, size - first_blank
+        blank = table[first_blank:]
+        cached = first_blank - num_counted
         inside = tokens - num_counted * block_size
         slack = (size - num_counted) * block_size - (inside if inside > 0 else 0) - ahead
+        if self._tail_first and cached:
+            self._idle.put(table[num_counted:full][::-1], full - 1, -1)
         if num_counted:
             kept, emptied, left = self._let_go(table, tokens, num_counted)
-            cached, blank, slack = cached + kept, blank + emptied, slack + left
-        if not self._tail_first:
-            self._blank += table[: first_blank - 1 : -1] if first_blank else table[::-1]
+            cached, blank, slack = cached + kept, emptied + blank, slack + left
+        if self._tail_first:
+            self._blank += blank
+        else:
+            self._blank += blank[::-1]
             if full > num_counted:
                 self._idle.put(table[num_counted:full], num_counted, 1)
-        self.available += cached + blank
-        self.accounts.release(tokens, (slack, ahead), cached, blank)
+        self.available += cached + len(blank)
+        self.accounts.release(tokens, (slack, ahead), cached, len(blank))
 
-    def _let_go(self, table: list[int], tokens: int, num_counted: int) -> tuple[int, int, int]:
-        """Drop one reference to each counted block -> (now cached, now blank, slack in the blank ones)."""
+    def _let_go(self, table: list[int], tokens: int, num_counted: int) -> tuple[int, list[int], int]:
+        """Drop one reference to each counted block -> (now cached, those now blank in token order, their slack)."""
         self.epoch += 1
         holders, size = self._holders, self.block_size
-        kept = emptied = slack = 0
+        kept = slack = 0
+        emptied: list[int] = []
         order = range(num_counted - 1, -1, -1) if self._tail_first else range(num_counted)
         for place in order:
             block = table[place]
@@ -207,10 +211,19 @@ class BlockPool:
                 self._idle.put([block], place, 0)
                 kept += 1
             else:
-                self._blank.append(block)
-                emptied += 1
-                slack += max(0, (place + 1) * size - tokens)
-        return kept, emptied, slack
+                emptied.append(block)
+                slack += 0 if whole else (place + 1) * size - tokens
+        return kept, emptied[::-1] if self._tail_first else emptied, slack
+
+    def give_back(self, block: int, depth: int) -> None:
+        """A reference to a full, matched block, `depth` blocks deep in its sequence, that was held to copy it."""
+        self.epoch += 1
+        self._holders[block] -= 1
+        cached = not self._holders[block]
+        if cached:
+            self._idle.put([block], depth, 0)
+            self.available += 1
+        self.accounts.release(self.block_size, (0, 0), int(cached), 0)
 
     def drop_cached(self) -> None:
         """Forget all cached content (a cold start); order of ids starts again. Only while nothing is live."""

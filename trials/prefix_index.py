@@ -3,7 +3,7 @@
 Equal content is not merged: a second block of the same content stands behind the older one, a lookup returns the
 oldest, and its eviction promotes the next (vLLM v1). With partial matching (TensorRT-LLM's partial reuse) the
 blocks that follow a matched one are kept too, with whose content they hold, so that a common beginning can be
-copied out of one of them.
+copied out of one of them: of those written before this step, since copies are made before anything is written.
 """
 
 ROOT = -1  # the key in front of a sequence's first block
@@ -19,6 +19,7 @@ class PrefixIndex:
         self._partial = partial
         self._followers: dict[int, list[tuple[int, int]]] = {}  # parent key -> (block, row), oldest first
         self._parent_of: dict[int, tuple[int, int]] = {}  # block -> (parent key, row)
+        self._unwritten: set[int] = set()  # registered since the last `settle`
 
     def key_of(self, block: int) -> int | None:
         return self._key_of.get(block)
@@ -39,8 +40,14 @@ class PrefixIndex:
         return out
 
     def followers(self, parent: int) -> list[tuple[int, int]]:
-        """(block, row) of the blocks known to follow a key; empty without partial matching."""
-        return self._followers.get(parent, [])
+        """(block, row) of the written blocks known to follow a key; empty without partial matching."""
+        found = self._followers.get(parent, [])
+        unwritten = self._unwritten
+        return [follower for follower in found if follower[0] not in unwritten] if unwritten else found
+
+    def settle(self) -> None:
+        """A step has run: what was registered for it is written."""
+        self._unwritten.clear()
 
     def add(self, block: int, key: int, parent: int, row: int) -> None:
         self._key_of[block] = key
@@ -51,6 +58,7 @@ class PrefixIndex:
         if self._partial:
             self._followers.setdefault(parent, []).append((block, row))
             self._parent_of[block] = (parent, row)
+            self._unwritten.add(block)
 
     def drop(self, block: int) -> bool:
         """The block's content is gone. False if it could not be found anyway."""
@@ -80,6 +88,7 @@ class PrefixIndex:
     def clear(self) -> None:
         for table in (self._oldest, self._younger, self._key_of, self._followers, self._parent_of):
             table.clear()
+        self._unwritten.clear()
 
     def contradiction(self) -> str | None:
         """What does not agree inside the index, in words."""

@@ -65,6 +65,9 @@ class Recorder:
             k = place[row]
             if self.admitted[k] < 0:
                 self.admitted[k], self.cached[k] = now - step.duration_ns, hit
+        for row in step.started:
+            if self.admitted[place[row]] >= 0:  # on its parent's blocks, when the step had run
+                self.admitted[place[row]] = now
         for row in step.paused:
             self.close_run(place[row], row, index, now - step.duration_ns)
         for row, dropped in step.preempted:

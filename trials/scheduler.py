@@ -42,15 +42,15 @@ class Scheduler:
         self.partial_match = policy.prefix_match == "partial"
         self.serving = Serving(policy, pool, content)
         self.admission = Admission(policy, pool, content)
-        self.forks = Forks(self.serving, policy.sharing == "cow", policy.max_num_seqs)
+        self.forks = Forks(self.serving, policy)
         self.refusal = NO_REFUSAL
         self._victim = VICTIMS[policy.victim]
         self._runs: dict[int, Run] = {}  # every live request, waiting or running
 
     @property
     def idle(self) -> bool:
-        """Nothing runs and nothing waits."""
-        return not self._runs
+        """Nothing runs and nothing waits, be it for its parent."""
+        return not self._runs and not self.forks.pending
 
     # ---- requests in and out
     def why_never(self, work: Work) -> str | None:
@@ -71,12 +71,12 @@ class Scheduler:
         """Queue a request, or keep it as a fork of a live parent; the reason, where it can never fit."""
         if (reason := self.why_never(work)) is not None:
             return reason
-        if work.row in self._runs:
+        if work.row in self._runs or self.forks.holds(work.row):
             raise SchedulerError(f"row {work.row} is already being served")
         run = Run(work.row, work.num_prompt_tokens, work.num_output_tokens, work.arrival_ns, work.priority)
         if self.pool.caching:
             run.keys = self.content.keys(work.row, self.block_size, self.partial_match)
-        if work.inherited_tokens and work.parent in self._runs:
+        if work.inherited_tokens and (work.parent in self._runs or self.forks.holds(work.parent)):
             run.parent, run.inherited_tokens = work.parent, work.inherited_tokens
             self.forks.hold(run)
             return None
@@ -96,6 +96,7 @@ class Scheduler:
             self.admission.dequeue(run)
         else:
             self.serving.let_go(run)
+        self.forks.parent_is_over(row)
         return True
 
     # ---- one step
@@ -114,12 +115,11 @@ class Scheduler:
         else:
             if crossing:
                 serving.open_blocks(crossing)
+            if filling := ring.filling(step):
+                serving.register_filled(filling)
             if run is not None and count:
                 serving.compute(run, count)
                 left -= count
-        filling = ring.filling(step)
-        if filling:
-            serving.register_filled(filling)
         self.refusal = self._admit(left) if self.admission.num_waiting else NO_REFUSAL
         chunks = serving.chunks
         decodes = len(ring.runs)
@@ -227,7 +227,7 @@ class Scheduler:
             if finished:
                 done = sorted([*done, *finished], key=lambda run: run.admission)
         if self.forks.pending:
-            done = done + self._start_forks({run.row for run in done})
+            done = done + self._start_forks(plan, {run.row for run in done})
         ended = serving.changes.ended
         for run in done:
             serving.let_go(run)
@@ -235,14 +235,24 @@ class Scheduler:
             ended.append((run.row, Outcome.COMPLETED))
         return ended
 
-    def _start_forks(self, ending: set[int]) -> list[Run]:
-        """Forks whose parent now holds what they inherit, or ends before it ever does; returns what is done."""
-        done: list[Run] = []
-        for fork, parent in self.forks.due(self._runs, ending):
-            self.serving.changes.started.append(fork.row)
-            if parent is not None and self.forks.may_share():
+    def _start_forks(self, plan: Plan, ending: set[int]) -> list[Run]:
+        """Forks whose parent now holds what they inherit, or ends before it ever does; returns what is done.
+
+        One that starts may be the parent of the next: they start until none is due.
+        """
+        forks, done, started = self.forks, list[Run](), self.serving.changes.started
+        look = forks.moved([*(chunk.run.row for chunk in plan.chunks), *ending])
+        while look:
+            due = forks.due(look, self._runs, ending)
+            for fork, parent in due:
+                started.append(fork.row)
+                sampled = parent is not None and (parent.began >= 0 or parent.row in ending)
+                over = forks.share(fork, parent, sampled) if parent is not None else None
+                if over is None:
+                    self._queue(fork)
+                    continue
                 self._runs[fork.row] = fork
-                done += self.forks.share(fork, parent)
-            else:
-                self._queue(fork)
+                done += over
+                ending.update(run.row for run in over)
+            look = {fork.row for fork, _ in due} & forks.pending.keys()
         return done

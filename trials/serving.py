@@ -1,6 +1,8 @@
 """Those that are being served: who runs, who decodes, which blocks they hold, and what a step changed.
 
 Carries decisions out and takes none: the scheduler says who computes, who makes room and who comes in.
+
+The burst of a step counts the copies that it makes before a write, and the blocks that forked rows open in it.
 """
 
 from dataclasses import dataclass, field
@@ -44,6 +46,7 @@ class Serving:
         self.block_size = pool.block_size
         self.reserving = policy.reserve_output == "full"
         self.forking = policy.sharing == "cow"
+        self._partial_match = policy.prefix_match == "partial"
         self.step = 0
         self.running: dict[int, Run] = {}  # in admission order
         self.partial: dict[int, Run] = {}  # of these, who is not decoding: in a prefill, or standing still
@@ -52,12 +55,17 @@ class Serving:
         self.changes = Changes()
         self.chunks: list[Chunk] = []  # of the step under way
         self.copies: list[tuple[int, int]] = []
+        self._coming_copies: list[tuple[int, int]] = []  # decided behind a step, made in front of the next
         self._admissions = 0
 
     def begin_step(self) -> None:
         """Nothing is planned yet."""
         self.changes.clear()
         self.chunks, self.copies = [], []
+        if self._coming_copies:
+            self.copies, self._coming_copies = self._coming_copies, self.copies
+        if self._partial_match:
+            self.pool.index.settle()
 
     # ---- coming in
     def take_in(self, run: Run, grant: Grant) -> None:
@@ -73,21 +81,55 @@ class Serving:
         run.table = grant.hit + fresh
         run.num_indexed = run.num_counted = len(grant.hit)
         if grant.copy:
-            self._copy_out(grant.copy, fresh[0])
+            self._copy_out(grant.copy, fresh[0], len(grant.hit))
         run.computed = grant.cached
         self.join(run)
         self.changes.admitted.append((run.row, grant.cached))
 
-    def _copy_out(self, found: tuple[int, int], into: int) -> None:
-        """A common beginning is copied out of a block that is then let go again."""
+    def _copy_out(self, found: tuple[int, int], into: int, depth: int) -> None:
+        """A common beginning is copied out of a block, `depth` blocks deep, that is then let go again."""
         block, tokens = found
+        self._fill_by_copy(tokens)
+        self.pool.give_back(block, depth)
+        self.copies.append((block, into))
+
+    def _fill_by_copy(self, tokens: int) -> None:
+        """A fresh block begins with `tokens` copied ones."""
         accounts = self.pool.accounts
         if self.reserving:
             accounts.reach(self.block_size)
         accounts.copy(tokens)
         accounts.refer(tokens)
-        self.pool.release([block], self.block_size, 1)
-        self.copies.append((block, into))
+
+    def fork(self, run: Run, parent: Run, tokens: int) -> None:
+        """The run holds its parent's leading `tokens` too, in the same blocks; both may write the tail next."""
+        blocks = parent.table[: -(-tokens // self.block_size)]
+        self.pool.fork(blocks, tokens)
+        parent.num_counted = max(parent.num_counted, len(blocks))
+        run.table, run.num_counted = blocks, len(blocks)
+        run.num_indexed = min(parent.num_indexed, tokens // self.block_size, len(run.keys))
+        run.computed, run.forked = tokens, True
+        self.join(run)
+        if tokens % self.block_size:
+            self.sharing_tail[run.row] = run
+            self.sharing_tail[parent.row] = parent
+
+    def fork_reserved(self, run: Run, parent: Run, tokens: int) -> bool:
+        """Likewise where output is reserved: full blocks are shared, the tail is copied at once, and all that the
+        run will need is claimed. False, and nothing done, where that is not there."""
+        size, full = self.block_size, tokens // self.block_size
+        claim = -(-(run.num_prompt_tokens + run.num_output_tokens - 1) // size) - full
+        if claim > self.pool.available:
+            return False
+        self.fork(run, parent, full * size)
+        fresh = self.pool.take(claim)
+        self.pool.accounts.reserve(claim * size)
+        run.table = run.table + fresh
+        if tokens % size:
+            self._fill_by_copy(tokens % size)
+            self._coming_copies.append((parent.table[full], fresh[0]))
+            run.computed = tokens
+        return True
 
     def join(self, run: Run) -> None:
         """Last in running order."""
@@ -110,8 +152,12 @@ class Serving:
             self._own_tail(run)
         if run.began < 0:
             self.compute(run, count)
-        elif run.computed_at(self.step) % self.block_size == 0:
+            return
+        held = run.computed_at(self.step)
+        if held % self.block_size == 0:
             self.open_blocks({run.row: run})
+        if len(run.keys) > run.num_indexed and (held + 1) % self.block_size == 0:
+            self.register_filled({run.row: run})
 
     def open_blocks(self, crossing: dict[int, Run]) -> None:
         """Decodes whose token of this step lies in a new block get it, in running order."""
@@ -120,8 +166,8 @@ class Serving:
         else:
             for run, block in zip(crossing.values(), self.pool.take(len(crossing)), strict=True):
                 run.table.append(block)
-        if self.forking:
-            self.changes.burst_blocks += sum(run.forked for run in crossing.values())
+            if self.forking:
+                self.changes.burst_blocks += sum(run.forked for run in crossing.values())
         self.ring.blocks += len(crossing)
 
     def compute(self, run: Run, count: int) -> None:
@@ -130,6 +176,8 @@ class Serving:
         need = -(-end // size) - len(run.table)
         if need > 0:
             run.table += self.pool.take(need)
+            if run.forked:
+                self.changes.burst_blocks += need
         if self.reserving:
             self.pool.accounts.reach((-(-end // size) - -(-start // size)) * size)
         full = min(end // size, len(run.keys))
@@ -228,8 +276,15 @@ class Serving:
             del self.partial[run.row]
         if self.sharing_tail:
             self.sharing_tail.pop(run.row, None)
+        if self.copies or self._coming_copies:
+            self._drop_copies(set(run.table))
         self.pool.release(run.table, run.computed, run.num_counted, self.ahead_of(run, run.computed))
         run.table, run.num_indexed, run.num_counted = [], 0, 0
+
+    def _drop_copies(self, into: set[int]) -> None:
+        """Nobody needs a copy into blocks that are let go, and they may be the target of another one."""
+        self.copies = [copy for copy in self.copies if copy[1] not in into]
+        self._coming_copies = [copy for copy in self._coming_copies if copy[1] not in into]
 
     def ahead_of(self, run: Run, held: int) -> int:
         """Tokens reserved beyond the block that holds the last of `held` tokens."""

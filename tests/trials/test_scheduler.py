@@ -1,13 +1,15 @@
 """The fast path against the plain one, and the rules that a server's users would notice."""
 
 import random
+from collections import Counter
+from typing import Any
 
 import pytest
 
-from tests.builders import build_engine, build_trace
+from tests.builders import build_engine, build_trace, copies_of, works_of
 from tests.reference import PlainEngine
 from trials.content import Content
-from trials.engine import Cause, Outcome, Work
+from trials.engine import Cause, Outcome, Step, Work
 from trials.engines.own import PagedEngine
 from trials.spec import PoolPolicy
 from trials.trace import Trace
@@ -37,49 +39,70 @@ def random_case(seed: int) -> tuple[Trace, PoolPolicy, int, int]:
     return trace, policy, rng.randint(need, need * 3), reserve
 
 
-def compare(engine: PagedEngine, plain: PlainEngine, seed: int, trace: Trace) -> int:
-    """Drive both with the same arrivals and cancels; everything must agree after every step."""
+def compare(
+    engine: PagedEngine, plain: PlainEngine, seed: int, trace: Trace, cancels: float = 0.05
+) -> Counter[str]:
+    """Drive both with the same arrivals and cancels; everything must agree after every step. What was seen."""
     rng = random.Random(seed + 1)
-    pending = list(range(len(trace)))
-    steps = 0
-    while pending or plain.waiting or plain.running:
+    pending = works_of(trace)
+    seen: Counter[str] = Counter()
+    bound = 0
+    while pending or plain.live:
         for _ in range(rng.choice([0, 1, 1, 2])):
             if pending:
-                row = pending.pop(0)
-                work = Work(row, int(trace.num_prompt_tokens[row]), int(trace.num_output_tokens[row]))
+                work = pending.pop(0)
                 assert engine.add(work) is None
-                plain.add(row, work.num_prompt_tokens, work.num_output_tokens)
-        if rng.random() < 0.05 and (alive := [s.row for s in [*plain.running, *plain.waiting]]):
+                plain.take_on(work)
+        if rng.random() < cancels and (alive := [s.row for s in plain.live]):
             row = rng.choice(alive)
             assert engine.cancel(row)
-            plain.cancel(row)
-        if not plain.waiting and not plain.running:
+            assert plain.cancel(row)
+            seen["cancelled"] += 1
+        if not plain.live:
             assert engine.step() is None
             continue
         said = plain.step()
         step = engine.step()
         assert step is not None
-        where = f"seed {seed} step {steps}"
-        tokens = said["tokens"]
-        assert isinstance(tokens, dict)
-        assert step.shape.num_decodes + step.shape.chunk_tokens == sum(tokens.values()), where
-        assert [row for row, _ in step.preempted] == said["preempted"], where
-        assert list(step.admitted) == said["admitted"], where
-        assert [row for row, _ in step.ended] == said["finished"], where
-        for name, value in said["accounts"].items():  # type: ignore[attr-defined]
-            assert getattr(step.ledger[0], name) == value, f"{where}: {name}"
-        engine.check()
-        audit = engine.audit().groups[0]
-        assert audit.tables == {s.row: s.blocks for s in plain.running}, where
-        assert audit.held_tokens == {s.row: s.computed for s in plain.running}, where
-        assert list(audit.tables) == [s.row for s in plain.running], where
-        assert [*audit.free, *audit.cached] == list(plain.pool.queue), where
-        assert step.num_waiting == len(plain.waiting), where
-        assert step.waiting_tokens == sum(s.known for s in plain.waiting), where
-        steps += 1
-        assert steps < 5000, where
+        same_step(engine, plain, step, said, where := f"seed {seed} step {seen['steps']}")
+        assert step.burst_blocks <= bound, where
+        bound = step.bound_blocks
+        seen["steps"] += 1
+        seen["preempted"] += len(step.preempted)
+        seen["hit"] += sum(hit for _, hit in step.admitted)
+        seen["evicted"] += step.ledger[0].evicted_blocks
+        seen["copied"] += step.ledger[0].copied_blocks
+        seen["forked"] += len(step.started)
+        seen["shared"] += len({row for row, _ in step.admitted} & set(step.started))
+        assert seen["steps"] < 5000, where
     assert engine.step() is None
-    return steps
+    return seen
+
+
+def same_step(engine: PagedEngine, plain: PlainEngine, step: Step, said: dict[str, Any], where: str) -> None:
+    """Times, block ids, queue orders, preemptions, accounts, events and copies of one step."""
+    tokens = said["tokens"]
+    assert step.shape.num_decodes + step.shape.chunk_tokens == sum(tokens.values()), where
+    assert list(step.preempted) == said["preempted"], where
+    assert list(step.admitted) == said["admitted"], where
+    assert list(step.started) == said["started"], where
+    assert [row for row, _ in step.ended] == said["finished"], where
+    assert list(copies_of(engine)) == said["copies"], where
+    for name, value in said["accounts"].items():
+        assert getattr(step.ledger[0], name) == value, f"{where}: {name}"
+    if engine._policy.sharing == "cow":
+        assert (step.burst_blocks, step.bound_blocks) == (said["burst"], plain.bound()), where
+    else:
+        assert (step.burst_blocks, step.bound_blocks) == (0, 0), where
+    engine.check()
+    audit = engine.audit().groups[0]
+    assert audit.tables == {s.row: s.blocks for s in plain.running}, where
+    assert audit.held_tokens == {s.row: s.computed for s in plain.running}, where
+    assert list(audit.tables) == [s.row for s in plain.running], where
+    assert [*audit.free, *audit.cached] == plain.pool.queue, where
+    assert [run.row for run in engine._scheduler.admission.queue] == [s.row for s in plain.waiting], where
+    assert step.num_waiting == len(plain.waiting), where
+    assert step.waiting_tokens == sum(s.known for s in plain.waiting), where
 
 
 @pytest.mark.parametrize("part", range(8))
@@ -90,7 +113,7 @@ def test_fast_path_equals_the_plain_one_in_every_block_and_preemption(part: int)
         trace, policy, blocks, reserve = random_case(seed)
         engine = build_engine(trace, policy, blocks, reserve)
         plain = PlainEngine(policy, blocks, reserve, Content(trace))
-        steps += compare(engine, plain, seed, trace)
+        steps += compare(engine, plain, seed, trace)["steps"]
     assert steps > 5000
 
 
