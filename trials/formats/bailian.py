@@ -57,11 +57,11 @@ class _Reader:
 
     def _full_ids(self, source: Source, line: int, prompt: int, listed: object) -> list[int]:
         found = ids_of(source, line, listed)
-        expected = -(-prompt // TOKENS_PER_ID)
+        expected = -(-max(prompt, 0) // TOKENS_PER_ID)
         if len(found) != expected:
             raise source.bad(line, f"{len(found)} hash_ids for {prompt} input tokens: at {TOKENS_PER_ID} tokens an "
                              f"id there must be {expected}; do the hashes have another block size?")  # fmt: skip
-        full = prompt // TOKENS_PER_ID
+        full = max(prompt, 0) // TOKENS_PER_ID
         self.padded += expected - full
         return found[:full]
 
