@@ -59,6 +59,13 @@ def trial(
     out: Out = None,
     goodput: Goodput = None,
     sets: Sets = None,
+    ownership_at: Annotated[
+        str | None,
+        typer.Option(metavar="T", help="Engine time, as 20s: who holds which block, in ownership.parquet."),
+    ] = None,
+    compare_static: Annotated[
+        bool, typer.Option("--compare-static", help="Beside it, a packed batch of the same final lengths.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """One trial, in one clean process: its metrics, and a ledger whose accounts add up to the pool.
@@ -66,9 +73,10 @@ def trial(
     Example: kvknee trial trial.yaml --set policy.block_size=32 -o runs/block-32
     """
     with verb(as_json):
-        from orchestrator.cli_trial import run_one
+        from orchestrator.cli_trial import Extras, run_one
 
-        done = run_one(spec, out, tuple(sets or ()), goodput)
+        extras = Extras(ownership_at, compare_static)
+        done = run_one(spec, out, tuple(sets or ()), goodput, extras)
         if as_json:
             _say_json(done.document())
         else:

@@ -7,6 +7,7 @@ from orchestrator.config import Sweep
 from orchestrator.folder import SweepFolder
 from search_spaces.outcome import Outcome
 from trials.result import Accounts, Percentiles, TrialResult
+from trials.static_batch import Compared
 
 _PIPED_WIDTH = 150  # columns, where no terminal says how many there are
 
@@ -83,6 +84,22 @@ def print_trial(result: TrialResult, where: str) -> None:
     for name, value in result.hashes.model_dump().items():
         print(f"{name} hash: {value}")
     print(f"files: {where}")
+
+
+def print_static(rows: Sequence[Compared]) -> None:
+    """A packed batch of the same final lengths beside the lifecycle."""
+    if not rows:
+        print("no request was served: there are no final lengths to pack into a static batch")
+        return
+    print("a packed batch of the same final lengths, beside what the lifecycle showed (the replay that decides)")
+    _print_table(
+        ("quantity", "static batch", "lifecycle", "unit"),
+        [(r.name, _quantity(r.static, r.unit), _quantity(r.lifecycle, r.unit), r.unit) for r in rows],
+    )
+
+
+def _quantity(value: float, unit: str) -> str:
+    return f"{value:.3%}" if unit == "share" else f"{value:,.1f}" if value % 1 else f"{value:,.0f}"
 
 
 def _latencies(result: TrialResult) -> list[tuple[str, ...]]:

@@ -77,7 +77,7 @@ def _ledger(scene: _Scene, metrics: Metrics) -> Ledger:
     return ledger(replay, facts, seen).model_copy(update={
         "by_length": breakdown.by_length(replay, shares, facts, scene.fate.offered),
         "by_state": breakdown.by_state(shares, facts, seen),
-        "broken_laws": (*broken_flow(replay, facts), *unexplained),
+        "broken_laws": (*broken_flow(replay, facts), *sharing.broken_bound(replay), *unexplained),
     })  # fmt: skip
 
 

@@ -54,5 +54,19 @@ def divergence(replay: Replay, facts: EngineFacts, seen: Held) -> tuple[int, int
     return int(burst.max()), int(bound.max()), short if copying else 0
 
 
+def broken_bound(replay: Replay) -> list[str]:
+    """Where a step's burst went beyond the bound that stood before it, as sentences."""
+    ran = np.flatnonzero(replay.steps["idle"] == 0)
+    burst, bound = replay.steps["burst_blocks"][ran], replay.steps["bound_blocks"][ran]
+    wrong = np.flatnonzero(burst[1:] > bound[:-1])
+    if not len(wrong):
+        return []
+    at = int(wrong[0])
+    return [
+        f"divergence: row {int(ran[at + 1])} took {int(burst[at + 1])} blocks for children that parted, the bound "
+        f"before it was {int(bound[at])} ({len(wrong)} such rows)"
+    ]
+
+
 def _short(bound: Ints, available: Ints) -> int:
     return max(0, int((bound - available).max()))

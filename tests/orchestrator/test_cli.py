@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from fake_rooms import SWEEP, write_trace
@@ -93,6 +94,26 @@ def test_trial_json_is_one_document_with_the_result_as_written(trial_file, tmp_p
     assert code == document["exit_code"] == 0
     assert document["result"] == json.loads((tmp_path / "one" / "result.json").read_text())
     assert document["result"]["effective"]["block_size"] == 32
+
+
+def test_trial_shows_owners_at_a_moment_and_a_static_batch_beside_the_lifecycle(trial_file, tmp_path):
+    code, out, err = kvknee(
+        "trial", trial_file, "-o", tmp_path / "one", "--ownership-at", "50ms", "--compare-static", "--json"
+    )
+    assert code == 0, err
+    names = [row["name"] for row in json.loads(out)["static"]]
+    assert "tail slack of claimed slots" in names
+    owners = pq.read_table(tmp_path / "one" / "ownership.parquet").to_pandas()
+    asked = owners[owners["moment"] == "asked"]
+    assert (asked["time_ns"] >= 50_000_000).all()
+    assert len(asked) > 0
+
+
+def test_a_moment_without_a_unit_is_refused_in_words(trial_file, tmp_path):
+    code, _, err = kvknee("trial", trial_file, "-o", tmp_path / "one", "--ownership-at", "50")
+    assert code == 2
+    assert "--ownership-at" in err
+    assert "no unit" in err
 
 
 def test_a_trial_whose_limits_cannot_be_kept_is_no_error(trial_file, tmp_path):
