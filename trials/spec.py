@@ -22,7 +22,7 @@ from trials.documents import read_yaml as read_yaml
 from trials.model import PRESETS, ModelSpec
 from trials.units import SpecError, nearest, parse_bytes, parse_count, parse_ns
 
-ENGINE_NAMES = ("simulator", "torch_paged", "vllm_scheduler")
+ENGINE_NAMES = ("simulator", "torch_paged", "vllm_scheduler", "transformers_cb")
 MODELLED = ("simulator", "vllm_scheduler")  # their time comes from `step_time`, not from a clock
 
 
@@ -125,6 +125,7 @@ class TraceSpec(_Model):
     window: Window | None = None  # None = the whole trace
     warmup: Ns = 0  # replayed before the window in phase `steady`, not counted
     sessions: Literal["open", "closed"] = "open"
+    superpose: int = Field(default=1, ge=1, le=64, strict=True)  # so many shifted copies of the trace at once
 
 
 class Load(_Model):
@@ -156,13 +157,25 @@ class Load(_Model):
         return f"{self.kind}={self.value:g}"
 
 
-class Ladder(_Model):
-    """Search for the largest load that holds, between `low` and `high`, to within a ratio of `within`."""
+def _rung(value: Any) -> Any:
+    return parse_bytes(value, "ladder") if isinstance(value, str) else _no_bool(value)
 
-    over: Literal["rate_scale", "rps", "concurrency"] = "rate_scale"
-    low: Number = Field(gt=0)
-    high: Number = Field(gt=0)
+
+Rung = Annotated[float, BeforeValidator(_rung), Field(gt=0)]
+
+
+class Ladder(_Model):
+    """Search for the largest load that holds, between `low` and `high`, to within a ratio of `within`.
+
+    Over `pool_bytes`: for the smallest pool that holds, at the load that stands beside the ladder. `windows`: the
+    window is cut into so many equal ones, each searched for itself, and the median decides.
+    """
+
+    over: Literal["rate_scale", "rps", "concurrency", "pool_bytes"] = "rate_scale"
+    low: Rung
+    high: Rung
     within: Number = Field(default=0.05, gt=0, lt=1)
+    windows: int = Field(default=1, ge=1, le=100, strict=True)
 
     @model_validator(mode="after")
     def _ordered(self) -> "Ladder":
@@ -175,9 +188,16 @@ class Measure(_Model):
     load: Load | None = None
     ladder: Ladder | None = None
 
+    @property
+    def sizes_pool(self) -> bool:
+        return self.ladder is not None and self.ladder.over == "pool_bytes"
+
     @model_validator(mode="after")
     def _one(self) -> "Measure":
-        if (self.load is None) == (self.ladder is None):
+        if self.sizes_pool:
+            if self.load is None:
+                raise ValueError("a ladder over pool_bytes needs the load beside it, at which the pool must hold")
+        elif (self.load is None) == (self.ladder is None):
             raise ValueError("measure needs exactly one of load, ladder")
         return self
 

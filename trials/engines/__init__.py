@@ -21,6 +21,7 @@ ENGINES = {
     "simulator": "trials.engines.simulator",
     "torch_paged": "trials.engines.torch_engine",
     "vllm_scheduler": "trials.engines.vllm_scheduler",
+    "transformers_cb": "trials.engines.transformers_cb",
 }
 
 

@@ -1,0 +1,93 @@
+"""How transformers' continuous batching is brought up: libraries mapped, thread started, pool and steps warmed."""
+
+import contextlib
+from typing import Any
+
+from trials.content import Content
+from trials.engine import EngineDied, EngineFacts, EngineStart, PoolGeometry
+from trials.engines.cb_config import allocator_of, blocks_a_sector, open_batching
+from trials.engines.cb_device import CbDevice
+from trials.engines.cb_engine import ContinuousBatching
+from trials.engines.cb_loop import ServingThread
+from trials.engines.cb_rehearsal import lengths, rehearse
+from trials.engines.cb_watch import CachePoolWatch
+from trials.engines.kernels.resident import release_freed_memory, resident_bytes
+from trials.engines.torch_peak import peak_bytes
+from trials.geometry import pool_geometry
+from trials.spec import PoolSpec, TrialSpec
+
+
+class Opening:
+    """One engine being opened; `give_up` ends what was started."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        self._spec = spec
+        self._baseline = 0
+        self._thread: ServingThread | None = None
+
+    def map_libraries(self) -> None:
+        """Serve with a small model first: what libraries map on first use is then in the process's baseline."""
+        peak_bytes(lambda: None)  # torch's profiler insists on the main thread for its first time
+        spec = _small(self._spec)
+        geometry = pool_geometry(spec)
+        assert isinstance(geometry, PoolGeometry)
+        thread = self.serving_thread(open_batching(spec, geometry))
+        rehearse(thread, [24, 24], spec.model.vocab_size)
+        thread.stop()
+        self._thread = None
+        del thread
+        release_freed_memory()
+        self._baseline = resident_bytes()
+
+    def serving_thread(self, manager: Any) -> ServingThread:
+        """Its thread, standing before the first turn. Raises EngineDied."""
+        self._thread = ServingThread(manager)
+        self._thread.start()
+        return self._thread
+
+    def warmed(self, thread: ServingThread, geometry: PoolGeometry) -> CbDevice:
+        """Every kind of step was run once, and nothing is left of it."""
+        manager, processor = thread.manager, thread.manager.batch_processor
+        device = CbDevice(manager.model, processor, self._baseline)
+        prompts = lengths(self._spec.policy, geometry)
+        device.transient = rehearse(thread, prompts, int(manager.model.config.vocab_size))
+        processor.reset()
+        processor.cache.reset()
+        release_freed_memory()
+        return device
+
+    def engine(
+        self, thread: ServingThread, facts: EngineFacts, content: Content, device: CbDevice, start_up: EngineStart,
+        limit: int,
+    ) -> ContinuousBatching:  # fmt: skip
+        """The engine, watched from now on."""
+        processor = thread.manager.batch_processor
+        watch = CachePoolWatch(processor, allocator_of(processor))
+        return ContinuousBatching(thread, watch, facts, content, device, start_up, limit)
+
+    def give_up(self) -> None:
+        """End the thread, if there is one; its error has been taken."""
+        if self._thread is not None:
+            with contextlib.suppress(RuntimeError, EngineDied):
+                self._thread.stop()
+
+
+def _small(spec: TrialSpec) -> TrialSpec:
+    """The same kinds of step at a fraction of the size, with nothing of `engine.args` that could be refused."""
+    model = spec.model.model_copy(
+        update={"path": None, "num_layers": 1, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
+    )
+    policy = spec.policy.model_copy(
+        update={
+            "block_size": 8,
+            "layout": "paged",
+            "max_model_len": 64,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 32,
+        }
+    )
+    blocks = 16 * blocks_a_sector(8 * model.kv_bytes_per_token)
+    engine = spec.engine.model_copy(update={"args": {}})
+    return spec.model_copy(
+        update={"model": model, "policy": policy, "pool": PoolSpec(blocks=blocks), "engine": engine}
+    )
