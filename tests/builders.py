@@ -10,6 +10,7 @@ from trials.content import Content
 from trials.engine import DeviceBytes, EngineFacts, PoolGeometry, StepShape, Work
 from trials.engines.own import PagedEngine, effective_knobs
 from trials.engines.simulator import Modelled
+from trials.ledger import check_row
 from trials.plan import Plan
 from trials.spec import PoolPolicy
 from trials.trace import STARTS, Ragged, Trace, TraceMeta, make_trace
@@ -68,6 +69,24 @@ def build_engine(
     engine = PagedEngine(facts, policy, Content(trace), Watched(step_time, DeviceBytes(pool=pool)))
     BUILT.append(engine)
     return engine
+
+
+def let_everybody_go(engine: PagedEngine) -> None:
+    """What is still alive in an engine is cancelled; then nothing is held, and every block stands in the queue
+    exactly once, as many as the accounts say."""
+    scheduler = engine._scheduler
+    alive = [*scheduler.serving.running, *(run.row for run in scheduler.admission.queue)]
+    alive += [row for forks in scheduler.forks.pending.values() for row in forks]
+    for row in alive:
+        assert engine.cancel(row)
+    assert scheduler.idle
+    assert engine.step() is None
+    engine.check()
+    audit = engine.audit().groups[0]
+    assert not audit.tables
+    assert sorted([*audit.free, *audit.cached, *audit.reserve]) == list(range(engine.geometry.num_blocks))
+    assert engine._pool.tail_copies == 0
+    assert not check_row(engine.ledger()[0], audit, engine.geometry)
 
 
 def copies_of(engine: PagedEngine) -> tuple[tuple[int, int], ...]:

@@ -46,3 +46,13 @@ def _denormals_as_found() -> Iterator[None]:
     yield
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_flush_denormal(False)
+
+
+@pytest.fixture(autouse=True)
+def _every_block_comes_back() -> Iterator[None]:
+    """Whatever a test did to the engines it built: in the end nothing is held and each block was freed once."""
+    yield
+    builders = sys.modules.get("tests.builders")
+    built = builders.BUILT if builders is not None else []
+    while built:
+        builders.let_everybody_go(built.pop())

@@ -240,7 +240,11 @@ class PlainEngine:
             if block in self.pool.unwritten or len(content) != before + self.size:
                 continue
             same = 0
-            while same < self.size and before + same < seq.known - 1 and content[before + same] == seq.tokens[before + same]:  # noqa: E501
+            while (
+                same < self.size
+                and before + same < seq.known - 1
+                and content[before + same] == seq.tokens[before + same]
+            ):  # noqa: E501
                 same += 1
             if content[:before] == tuple(seq.tokens[:before]) and same > most:
                 best, most = (block, same), same

@@ -42,6 +42,7 @@ class Recorder:
     reasons: dict[int, str] = field(default_factory=dict)
     broken_laws: list[str] = field(default_factory=list)
     audited_steps: int = 0
+    fruitless: int = 0  # steps that preempted since a token was last seen to be delivered
 
     @classmethod
     def of(cls, offer: Offer) -> "Recorder":
@@ -61,6 +62,10 @@ class Recorder:
     def changes(self, step: Step, index: int, now: int) -> None:
         """What the step says that changed, at its end `now`."""
         place = self.place
+        if step.shape[7]:
+            self.fruitless = 0
+        elif step.preempted:
+            self.fruitless += 1
         for row, hit in step.admitted:
             k = place[row]
             if self.admitted[k] < 0:

@@ -21,6 +21,7 @@ from trials.recording import LEDGER_COLUMNS, STEP_COLUMNS, Ints, Replay, Request
 from trials.trace import Trace
 
 STUCK_STEPS = 1000  # steps without a token after which a replay is given up
+FRUITLESS_STEPS = 10_000  # likewise, steps that preempt with no token delivered in between
 
 StopRule = Callable[[Recorder, int], str | None]  # (recorder, now) -> why the replay need not go on
 
@@ -85,6 +86,9 @@ def _drive(
             arrivals.saw(step, index, now)
             if stop is not None and (why := stop(recorder, now)) is not None:
                 return now, why, None
+            if recorder.fruitless > FRUITLESS_STEPS:
+                why = f"{FRUITLESS_STEPS} steps preempted and no token was delivered in between"
+                return now, None, f"{why}; gave up at step {index}, {now} ns"
         if not shape[0] and not shape[4]:
             without_tokens += 1
             if without_tokens > STUCK_STEPS:

@@ -10,9 +10,9 @@ import pytest
 
 import trials.block_pool
 import trials.ledger
-from tests.builders import build_engine, build_trace
+from tests.builders import BUILT, build_engine, build_trace, policy_case, works_of
 from tests.reference import PlainEngine
-from tests.trials.test_scheduler import compare, random_case
+from tests.trials.test_scheduler import compare
 from trials.content import Content
 from trials.engine import GroupAudit, PoolGeometry, Work
 from trials.ledger import ACCOUNTS, LedgerError, account_bytes, check_row, recount, unbalanced_rows
@@ -69,19 +69,18 @@ def test_slack_of_a_sequence_is_what_its_last_block_lacks(tokens: int, slack: in
     assert step.ledger[0].tail_slack_tokens == slack
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(80))
 def test_accounts_add_up_to_the_pool_in_every_row_and_after_a_cold_start(seed: int) -> None:
-    trace, policy, blocks, reserve = random_case(seed)
-    engine = build_engine(trace, policy, blocks, reserve)
+    case = policy_case(seed)
+    engine = case.engine()
     rng, rows = random.Random(seed), []
     for _ in range(2):
         engine.start(cold=True)
         assert not check_row(engine.ledger()[0], engine.audit().groups[0], engine.geometry)
-        pending = list(range(len(trace)))
+        pending = works_of(case.trace)
         while True:
             if pending and rng.random() < 0.7:
-                row = pending.pop(0)
-                engine.add(Work(row, int(trace.num_prompt_tokens[row]), int(trace.num_output_tokens[row])))
+                engine.add(pending.pop(0))
             step = engine.step()
             if step is None and not pending:
                 break
@@ -166,12 +165,12 @@ def without(line: int) -> type:
 
 
 def drive(seeds: range) -> None:
-    """Random loads against the plain engine, twice on one pool, so that a cold start is met as well."""
+    """Random loads under any policy against the plain engine, and a cold start after each."""
     for seed in seeds:
-        trace, policy, blocks, reserve = random_case(seed)
-        engine = build_engine(trace, policy, blocks, reserve)
-        plain = PlainEngine(policy, blocks, reserve, Content(trace))
-        compare(engine, plain, seed, trace)
+        case = policy_case(seed)
+        engine = case.engine()
+        plain = PlainEngine(case.policy, case.num_blocks, case.reserve, Content(case.trace))
+        compare(engine, plain, seed, case.trace)
         engine.start(cold=True)
         assert not check_row(engine.ledger()[0], engine.audit().groups[0], engine.geometry)
 
@@ -182,9 +181,10 @@ def test_deleting_any_single_update_of_an_account_is_noticed(
 ) -> None:
     monkeypatch.setattr(trials.block_pool, "Accounts", without(line))
     with pytest.raises(AssertionError):
-        drive(range(60))
+        drive(range(100))
+    BUILT.clear()  # their accounts are wrong on purpose
 
 
 def test_undisturbed_accounts_pass_the_same_drive() -> None:
-    assert len(list(updates())) >= 18
-    drive(range(60))
+    assert len(list(updates())) >= 29
+    drive(range(100))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tests.builders import MS, build_engine, build_trace, token_time
+from tests.builders import BUILT, MS, build_engine, build_trace, token_time
 from tests.reference import PlainEngine
 from tests.trials.test_scheduler import random_case
 from trials.content import Content
@@ -423,3 +423,4 @@ def test_broken_account_is_found_by_an_audit_and_named(monkeypatch: pytest.Monke
     recorded = replay(build_engine(trace), trace, whole(trace))
     assert recorded.broken_laws
     assert "account payload_tokens: running" in recorded.broken_laws[0]
+    BUILT.clear()  # its accounts are wrong on purpose
