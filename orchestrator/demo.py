@@ -24,8 +24,8 @@ from orchestrator.demo_plan import DemoPlan, load_plan
 from orchestrator.folder import SweepFolder, TrialRecord
 
 _CPU_WORDS = (
-    "CPU results: times are CPU seconds of one thread (clock cpu). They compare block sizes for this kernel on this\n"
-    "machine; they are no GPU's latencies, and the side of small blocks moves with the machine (docs/measuring.md)."
+    "CPU results: times are CPU seconds of one thread (clock cpu). They compare block sizes for this kernel on\n"
+    "this machine, and are no GPU's latencies; the side of small blocks moves with the machine: docs/measuring.md."
 )
 _REPRODUCE_UNTIL_S = 200.0  # of the demo's four minutes: with less left, reproducing is the reader's
 
