@@ -175,9 +175,7 @@ class VllmScheduler:
                 chunk_tokens += count
                 chunk_context += held - count
                 pairs += count * (held - count) + count * (count + 1) // 2
-        return StepShape(
-            decodes, context, blocks, chunks, chunk_tokens, chunk_context, pairs, len(self._sampled)
-        )
+        return StepShape(decodes, context, blocks, chunks, chunk_tokens, chunk_context, pairs, len(self._sampled))
 
     def _refusal(self, num_scheduled: int) -> Refusal:
         """Why the head of vLLM's queue waits."""

@@ -56,7 +56,9 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
         from trials.engines import vllm_core
         from trials.engines.vllm_engine import VllmScheduler
     except ImportError as error:
-        return Refused(f"this interpreter has no vLLM ({error}); build one with `make engines`, name it in engine.python")
+        return Refused(
+            f"this interpreter has no vLLM ({error}); build one with `make engines`, name it in engine.python"
+        )
     try:
         core = vllm_core.open_core(spec, asked)
         geometry = vllm_core.geometry_of(core, asked)

@@ -56,7 +56,9 @@ class PoolWatch:
             return given
         row = int(request.request_id)
         if given is None:
-            whole = request.num_tokens if more["full_sequence_must_fit"] else num_new_computed_tokens + num_new_tokens
+            whole = (
+                request.num_tokens if more["full_sequence_must_fit"] else num_new_computed_tokens + num_new_tokens
+            )
             self.refused = row, -(-whole // self.block_size) - len(hit) + idle
         else:
             self.admitted.append((row, num_new_computed_tokens))
@@ -102,4 +104,3 @@ class PoolWatch:
         for block in self.queue():
             (blank if block.block_hash is None else cached).append(block.block_id)
         return blank, cached
-
