@@ -27,8 +27,10 @@ from trials.engines import engine_module
 from trials.fingerprint import engine_hash, environment, file_digest, spec_hash, trace_hash
 from trials.geometry import block_table_bytes
 from trials.ladder import Asked, Locks, Outcome, run
+from trials.pool_size import Sized, size_pool
 from trials.result import Effective, Hashes, Ledger, TrialResult, save_result
 from trials.spec import MODELLED, TrialSpec, explain
+from trials.superpose import superposed
 from trials.tables import read_locks, write_ledger, write_ownership, write_requests
 from trials.trace import Trace, TraceError, load_trace, write_whole
 from trials.units import SpecError, parse_count
@@ -56,9 +58,10 @@ def run_trial(
     wall = time.time()
     module = engine_module(spec.engine.name)
     module.prepare(spec)
-    trace = load_trace(Path(spec.trace.path))
+    stored = load_trace(Path(spec.trace.path))
+    trace = superposed(stored, spec.trace.superpose)
     identity = module.identity(spec)
-    hashes = hashes_of(spec, trace, identity)
+    hashes = hashes_of(spec, stored, identity)
     evidence = "modelled" if spec.engine.name in MODELLED else "measured"
     blank = TrialResult(
         status="failed", evidence=evidence, hashes=hashes, requested=requested(spec)
@@ -72,16 +75,18 @@ def run_trial(
         attempt["probe_s"] = probe
     say("opening the engine", "starting")
     try:
-        engine = module.open(spec, Content(trace))
-        if isinstance(engine, Refused):
+        content = Content(trace)
+        if spec.measure.sizes_pool:
+            done = size_pool(lambda own: module.open(own, content), trace, spec, say)
+        else:
+            done = _run(module.open(spec, content), trace, spec, Asked(locks, ownership_at_ns), attempt)
+        if isinstance(done, Refused):
             result = blank.model_copy(
-                update={"status": "refused", "reason": engine.words, "ineligible_because": (engine.words,)}
+                update={"status": "refused", "reason": done.words, "ineligible_because": (done.words,)}
             )
         else:
-            attempt["engine_start"] = asdict(engine.start_up)
-            outcome = _run(engine, trace, spec, Asked(locks, ownership_at_ns))
-            _write_tables(outcome, engine.facts, out)
-            result = judge(outcome, engine.facts, spec, blank)
+            _write_tables(done.outcome, done.facts, out)
+            result = judge(done.outcome, done.facts, spec, blank)
     except EngineDied as died:
         print(traceback.format_exc(), file=sys.stderr, flush=True)
         result = blank.model_copy(update={"reason": str(died), "ineligible_because": (f"engine died: {died}",)})
@@ -112,9 +117,14 @@ def _probe(spec: TrialSpec) -> float | None:
     return float(probe_speed())
 
 
-def _run(engine: Engine, trace: Trace, spec: TrialSpec, asked: Asked) -> Outcome:
+def _run(
+    engine: Engine | Refused, trace: Trace, spec: TrialSpec, asked: Asked, attempt: dict[str, Any]
+) -> Sized | Refused:
+    if isinstance(engine, Refused):
+        return engine
+    attempt["engine_start"] = asdict(engine.start_up)
     try:
-        return run(engine, trace, spec, say, asked)
+        return Sized(run(engine, trace, spec, say, asked), engine.facts)
     finally:
         engine.close()
 
@@ -139,7 +149,7 @@ def judge(outcome: Outcome, facts: EngineFacts, spec: TrialSpec, blank: TrialRes
             "effective": effective(facts, spec), "replays": tuple(m.result for m in outcome.replays),
             "decides": outcome.decides, "counts": decides.result.counts, "metrics": metrics,
             "ledger": decides.result.ledger,
-            "audited_steps": sum(m.replay.audited_steps for m in outcome.replays),
+            "audited_steps": sum(m.replay.audited_steps for m in outcome.replays), "capacity": outcome.capacity,
         }
     )  # fmt: skip
 
@@ -170,13 +180,14 @@ def ineligible(outcome: Outcome, facts: EngineFacts) -> list[str]:
             reasons.append(
                 f"{name}: {measured.result.ledger.unbalanced_rows} ledger rows do not add up to the pool"
             )
-        residual = _residual(measured.result.ledger, facts)
-        if residual:
-            reasons.append(f"{name}: {residual}")
+        book = measured.result.ledger
+        reasons += [f"{name}: {said}" for said in (_residual(book, facts), pool_residual(book, facts)) if said]
         if not measured.replay.audited_steps:
             reasons.append(f"{name}: no step was audited")
     if not outcome.replays[outcome.decides].result.metrics.output_throughput > 0:
         reasons.append("no output token was delivered inside the window")
+    if outcome.capacity is not None and outcome.capacity.needs_requests:
+        reasons.append(outcome.capacity.words)
     return reasons
 
 
@@ -189,6 +200,19 @@ def _residual(ledger: Ledger, facts: EngineFacts) -> str:
     if any(group.remainder_bytes < 0 for group in facts.groups):
         return "the blocks are more than the pool"
     return ""
+
+
+def pool_residual(ledger: Ledger, facts: EngineFacts) -> str:
+    """Pool bytes of the device that the ledger does not have, or the other way round; none may be left open.
+
+    Whole blocks or all of the pool may stand on the device: the remainder is allocated by some engines only.
+    """
+    found = ledger.device.get("pool", 0)
+    said = sum(group.pool_bytes for group in facts.groups) * facts.ranks
+    whole = said - sum(max(group.remainder_bytes, 0) for group in facts.groups) * facts.ranks
+    if not found or whole <= found <= said:
+        return ""
+    return f"the pool has {found} bytes on the device, the ledger {said}: {found - said:+} bytes are in no account"
 
 
 def describe(spec: TrialSpec) -> dict[str, Any]:

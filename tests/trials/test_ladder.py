@@ -121,16 +121,21 @@ def test_load_at_which_the_backlog_grows_does_not_hold_although_the_slo_does() -
     outcome, _, _ = measured(trace, asked)
     assert outcome.capacity_load is not None
     assert outcome.capacity_load < 60
-    over = next(m for m in outcome.replays if m.result.load == "rps=100")
-    assert over.result.holds
-    assert over.result.metrics.backlog_grew
+    assert outcome.capacity is not None
+    (part,) = outcome.capacity.parts
+    beyond = next(m for m in outcome.replays if m.result.load == f"rps={part.beyond:g}")
+    assert beyond.result.holds
+    assert beyond.result.metrics.backlog_grew
+    assert part.binding == "backlog"
 
 
 def test_no_load_that_holds_is_none_and_the_lowest_decides() -> None:
     trace = even(100, 100.0)
     outcome, _, said = measured(trace, spec({"ladder": {"low": 20, "high": 40}}))
-    assert (outcome.capacity_load, outcome.decides, len(outcome.replays)) == (None, 0, 1)
-    assert "does not hold" in said[-1]
+    decides = outcome.replays[outcome.decides]
+    assert (outcome.capacity_load, decides.result.load) == (None, "rate_scale=20")
+    assert decides.result.stopped_early is None
+    assert said[-1] == "capacity: no load of the ladder holds: attainment binds"
 
 
 def test_highest_load_that_still_holds_is_the_capacity() -> None:
@@ -143,7 +148,7 @@ def test_highest_load_that_still_holds_is_the_capacity() -> None:
 
 def test_ladder_of_one_load_measures_it_once() -> None:
     """It was measured twice, and two replays of one load in one file cannot be told apart by a lock."""
-    trace = even(100, 1000.0)
+    trace = even(200, 1000.0)
     outcome, execution, _ = measured(
         trace, spec({"ladder": {"low": 2, "high": 2}}, trace={"path": "t", "warmup": "5s"})
     )
