@@ -4,6 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# What libraries would otherwise leave in the user's home.
+export MPLCONFIGDIR := $(CURDIR)/$(VENV)/cache/matplotlib
+export MLFLOW_DISABLE_TELEMETRY := true
+export RAY_AUTH_MODE := disabled
+
 # stage NAME COMMAND: run it, say how long it took, fail as it fails.
 define stage
 	@echo "== $(1)"; begin=$$(date +%s); $(2); status=$$?; \
