@@ -52,9 +52,11 @@ def test_ready_presets_give_the_same_trace_for_the_same_seed_and_another_for_ano
 def test_ready_presets_are_what_they_were() -> None:
     """Pins what a seed draws: recipes name presets. A change here is a change of every such recipe."""
     assert {name: trace_hash(generate(load_preset(name)))[:16] for name in ready_presets()} == {
+        "agents": "37801227dd4d0d66",
         "bursts": "8ebd379ff38b6f47",
         "chat": "9c19c61082879d9c",
         "half_shared": "b0fe3a78a1407e58",
+        "rollouts": "9747a9db528a2a0f",
     }
 
 
@@ -244,7 +246,7 @@ def test_a_preset_is_found_by_name_or_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**BASE, "rows": 9}))
     assert len(generate(load_preset(str(tmp_path / "mine.yaml")))) == 9
     with pytest.raises(
-        SpecError, match=r"'chatt' is neither a file nor ready; did you mean 'chat'\? known: bursts"
+        SpecError, match=r"'chatt' is neither a file nor ready; did you mean 'chat'\? known: agents, bursts"
     ):
         load_preset("chatt")
     with pytest.raises(SpecError, match="no such file"):
