@@ -65,6 +65,8 @@ class Slack(_Part):
 
 
 class Description(_Part):
+    """What `trace describe` shows."""
+
     name: str
     source: str
     trace_hash: str

@@ -22,6 +22,8 @@ Rate = Annotated[Number, Field(ge=1e-6, le=1e6)]  # requests a second
 
 
 class Law(BaseModel):
+    """Frozen and strict: an unknown key is refused."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -106,6 +108,8 @@ class Bursts(Law):
 
 
 class Fixed(Law):
+    """All lengths the same."""
+
     kind: Literal["fixed"]
     tokens: Tokens
 

@@ -114,6 +114,21 @@ def test_describe_shows_sharing_with_its_granularity(tmp_path: Path) -> None:
         (["import", "azure", "{golden}", "-o", "{notes}"], "exists and is no kvknee trace; choose another name"),
         (["import", "azure", "{golden}", "-o", "{dir}"], "exists and is no kvknee trace"),
         (["import", "azure", "{golden}", "-o", "{notes}/t"], "error: "),
+        (["import", "azure", "{golden}", "-o", "{out}", "--stagger", "60s"], "it is for weka, aiperf-dag"),
+        (["import", "weka", "{weka}", "-o", "{out}", "--stagger", "60"], "--stagger: '60' has no unit"),
+        (
+            ["import", "weka", "{weka}", "-o", "{out}", "--spread", "3s"],
+            "rows that follow other rows cannot be spread",
+        ),
+        (["overlay", "{golden}", "-o", "{out}", "--cancel-share", "0.1", "--patience", "5s"], "not a whole trace"),
+        (["overlay", "{golden}", "-o", "{out}"], "nothing to put on the trace"),
+        (["overlay", "{golden}", "-o", "{out}", "--cancel-share", "0.1"], "cancels need after_tokens or patience"),
+        (["overlay", "{golden}", "-o", "{out}", "--fork-width", "3"], "forks.share: this key is needed"),
+        (["overlay", "{golden}", "-o", "{out}", "--cancel-share", "2", "--patience", "5"], "must be at most 1"),
+        (["export", "weka", "{golden}", "-o", "{out}"], "can be read but not written"),
+        (["export", "azur", "{golden}", "-o", "{out}"], "did you mean 'azure'?"),
+        (["export", "azure", "{golden}", "-o", "{notes}"], "exists; choose another name"),
+        (["export", "azure", "{golden}", "-o", "{out}"], "not a whole trace file"),
         (["generate", "chatt", "-o", "{out}"], "did you mean 'chat'?"),
         (["generate", "{notes}", "-o", "{out}"], "a mapping of keys is needed"),
         (["describe", "{dir}/absent"], "no such trace; make one with `kvknee trace import`"),
@@ -126,7 +141,13 @@ def test_describe_shows_sharing_with_its_granularity(tmp_path: Path) -> None:
 def test_bad_input_ends_with_2_a_message_and_no_file(tmp_path: Path, arguments: list[str], message: str) -> None:
     notes, out = tmp_path / "notes.txt", tmp_path / "out.parquet"
     notes.write_text("my notes\n")
-    places = {"golden": GOLDEN / "azure_small.csv", "dir": tmp_path, "notes": notes, "out": out}
+    places = {
+        "golden": GOLDEN / "azure_small.csv",
+        "weka": GOLDEN / "weka_small.json",
+        "dir": tmp_path,
+        "notes": notes,
+        "out": out,
+    }
     result = run(*[a.format_map(places) for a in arguments])
     assert result.exit_code == 2
     assert message in result.stderr
@@ -143,11 +164,60 @@ def test_a_trace_of_ours_may_be_written_anew(tmp_path: Path) -> None:
     assert trace_hash(load_trace(out)) != first
 
 
-@pytest.mark.parametrize("verb", ["import", "generate", "describe"])
+@pytest.mark.parametrize("verb", ["import", "generate", "overlay", "export", "describe"])
 def test_help_has_an_example(verb: str) -> None:
     result = run(verb, "--help")
     assert result.exit_code == 0
     assert f"Example: kvknee trace {verb} " in " ".join(result.stdout.split())
+
+
+def test_sessions_begin_apart_where_they_have_no_common_clock(tmp_path: Path) -> None:
+    weka = tmp_path / "other.json"
+    weka.write_text((GOLDEN / "weka_small.json").read_text().replace('"out": 9', '"out": 8'))
+    sources = [GOLDEN / "weka_small.json", weka]
+    hashes = set()
+    for seed in (1, 2, 1):
+        told = json.loads(run("import", "weka", *sources, "-o", tmp_path / "t", "--stagger", "60s", "--seed", seed,
+                              "--json").stdout)  # fmt: skip
+        hashes.add(told["trace_hash"])
+        assert told["synthetic"] == ["arrival_ns"]
+        assert any("2 sessions begin at uniform moments" in note for note in told["notes"])
+        assert not any("all beginning at 0" in note for note in told["notes"])
+    assert len(hashes) == 2
+
+
+def test_an_overlay_is_seeded_marked_and_told(tmp_path: Path) -> None:
+    run("generate", "bursts", "-o", tmp_path / "b")
+    options = ["--cancel-share", 0.25, "--cancel-after-tokens", 20, "--fork-share", 0.5, "--fork-width", 3,
+               "--beam-share", 0.2, "--beam-width", 2, "--beam-every", 40]  # fmt: skip
+    told = [
+        json.loads(run("overlay", tmp_path / "b", "-o", tmp_path / "o", *options, "--seed", seed, "--json").stdout)
+        for seed in (1, 1, 2)
+    ]
+    assert told[0] == told[1]
+    assert told[0]["trace_hash"] != told[2]["trace_hash"]
+    assert told[2]["rows"] == len(load_trace(tmp_path / "o")) > 116 + 2 * 58
+    assert {"cancel_after_tokens", "parent", "starts"} <= set(told[0]["synthetic"])
+    assert (
+        "note: overlay, seed 1: 58 prompts sampled 3 times, 116 rows more"
+        in run("overlay", tmp_path / "b", "-o", tmp_path / "o", *options, "--seed", 1).stderr
+    )
+
+
+def test_an_export_says_what_is_lost_and_whether_the_hash_is_kept(tmp_path: Path) -> None:
+    run("import", "mooncake", GOLDEN / "mooncake_small.jsonl", "-o", tmp_path / "m")
+    result = run("export", "vllm-timed", tmp_path / "m", "-o", tmp_path / "v.jsonl")
+    assert result.exit_code == 0
+    assert f"{tmp_path / 'v.jsonl'}: 4 rows" in result.stdout
+    assert "importing it gives the same trace hash" in result.stdout
+    assert "read it with: --timed-trace-chunk-hash-size 512" in result.stdout
+    assert "lost" not in result.stderr
+    result = run("export", "azure", tmp_path / "m", "-o", tmp_path / "a.csv", "--json")
+    told = json.loads(result.stdout)
+    assert told["hash_kept"] is False
+    assert told["losses"] == [{"column": "prefix_ids", "reason": "no place for them"}]
+    assert result.stderr.splitlines() == ["lost: prefix_ids: no place for them"]
+    assert told["rows"] == len((tmp_path / "a.csv").read_text().splitlines()) - 1
 
 
 def test_real_traces_import_and_describe(real_traces: Path, tmp_path: Path) -> None:
