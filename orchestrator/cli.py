@@ -176,6 +176,24 @@ def reproduce(
         raise typer.Exit(found.exit_code)
 
 
+@app.command()
+def controls(as_json: Json = False) -> None:
+    """Provoke the eight failures; each must be caught by its check, and by that check alone.
+
+    Example: kvknee controls
+    """
+    with verb(as_json):
+        from orchestrator.controls import run_controls
+        from orchestrator.tables import print_controls
+
+        report = run_controls()
+        if as_json:
+            _say_json(report.model_dump(mode="json"))
+        else:
+            print_controls(report)
+        raise typer.Exit(report.exit_code)
+
+
 def main() -> None:
     """The console script."""
     app()

@@ -1,6 +1,7 @@
 """What verbs print for people: the verdict table of a sweep, the metrics and the ledger of a trial."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from orchestrator.conclude import Conclusion
 from orchestrator.config import Sweep
@@ -9,7 +10,11 @@ from search_spaces.outcome import Outcome
 from trials.result import Accounts, Percentiles, TrialResult
 from trials.static_batch import Compared
 
+if TYPE_CHECKING:
+    from orchestrator.controls import ControlsReport
+
 _PIPED_WIDTH = 150  # columns, where no terminal says how many there are
+_MOST_SAID = 160  # characters of an objection in a table
 
 
 def print_conclusion(found: Conclusion, folder: SweepFolder) -> None:
@@ -84,6 +89,27 @@ def print_trial(result: TrialResult, where: str) -> None:
     for name, value in result.hashes.model_dump().items():
         print(f"{name} hash: {value}")
     print(f"files: {where}")
+
+
+def print_controls(report: "ControlsReport") -> None:
+    """The eight failures at two scales, what was said each way, and the bound's own lines."""
+    _print_table(
+        ("failure", "scale", "clean", "mutant caught by", "its words", "check off", "holds"),
+        [
+            (p.failure, p.scale, _said(p.clean), p.check if p.caught else "NOTHING", _said(p.mutant[:1]),
+             _said(p.check_off), "yes" if p.holds else "NO")
+            for p in report.provoked
+        ],
+    )  # fmt: skip
+    for line in report.bound:
+        print(line)
+    held = sum(p.holds for p in report.provoked)
+    print(f"{held} of {len(report.provoked)} hold: clean passes, the mutant is caught, and passes unchecked")
+
+
+def _said(words: Sequence[str]) -> str:
+    text = "; ".join(words) or "passes"
+    return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]}..."
 
 
 def print_static(rows: Sequence[Compared]) -> None:

@@ -69,7 +69,7 @@ def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") 
     marks = _marks(result, decides)
     if not marks and not decides.holds and all(c.over is not None and c.over <= 0 for c in clauses):
         # The measuring side knows more than the clauses (divergence bound): its word stands.
-        marks.append(("holds", "the replay that decides does not hold its SLO"))
+        marks.append(("holds", f"the replay that decides does not hold: {decides.binding or 'its SLO'} binds"))
     constraints = [(c.text, math.inf if c.over is None else c.over) for c in clauses]
     return Score(
         value, (*constraints, *((name, 1.0) for name, _ in marks)), clauses, tuple(words for _, words in marks),

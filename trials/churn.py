@@ -5,7 +5,7 @@ handed out --held--> let go --cached--> found again | evicted
 
 import numpy as np
 
-from trials.engine import EngineFacts
+from trials.engine import EngineFacts, Outcome
 from trials.latency import Runs
 from trials.occupancy import Held
 from trials.percentiles import integral, percentiles_ms, population, spread
@@ -41,26 +41,46 @@ def broken_flow(replay: Replay, facts: EngineFacts) -> list[str]:
     """Where block events do not explain how many blocks are live, as sentences; from a cold start to the drain.
 
     live = before + handed out + found again - let go; only a prefix cache can find blocks again; at the end nothing
-    is live. A static batch of the same requests would break it: its blocks are claimed once and never turn over.
+    is live; and the requests that ended took their blocks. The events of a static batch of the same requests break
+    it: there, blocks are claimed once and never turn over.
     """
     if not _told(facts) or not len(replay.steps["idle"]):
         return []
-    out = []
     caching = dict(facts.effective).get("prefix_caching", "True") == "True"
+    out = []
     for lane in range(len(facts.groups) * facts.ranks):
-        rows = _flow(replay, facts, lane)
-        wrong = np.flatnonzero(rows["revived"] < 0 if caching else rows["revived"] != 0)
-        if len(wrong):
-            at = int(wrong[0])
-            before, after = int(rows["live"][at - 1]) if at else 0, int(rows["live"][at])
-            taken, gone = int(rows["allocated_blocks"][at]), int(rows["released_blocks"][at])
-            out.append(
-                f"block flow: {before} live blocks became {after} in row {int(rows['row'][at])}, but {taken} were "
-                f"handed out and {gone} let go ({len(wrong)} such rows)"
-            )
+        rows, size = _flow(replay, facts, lane), facts.groups[lane // facts.ranks].block_size
+        out += _jumps(rows, caching)
         if rows["live"][-1]:
             out.append(f"block flow: {int(rows['live'][-1])} blocks are still held after the drain")
+        taken, least = int(rows["allocated_blocks"].sum()), _least_taken(replay, size)
+        if taken < least:
+            out.append(f"block flow: {taken} blocks were handed out, requests that ended took {least} at least")
     return out
+
+
+def _jumps(rows: dict[str, Ints], caching: bool) -> list[str]:
+    wrong = np.flatnonzero(rows["revived"] < 0 if caching else rows["revived"] != 0)
+    if not len(wrong):
+        return []
+    at = int(wrong[0])
+    before, after = int(rows["live"][at - 1]) if at else 0, int(rows["live"][at])
+    taken, gone = int(rows["allocated_blocks"][at]), int(rows["released_blocks"][at])
+    return [
+        f"block flow: {before} live blocks became {after} in row {int(rows['row'][at])}, but {taken} were "
+        f"handed out and {gone} let go ({len(wrong)} such rows)"
+    ]
+
+
+def _least_taken(replay: Replay, block_size: int) -> int:
+    """Blocks that served requests cannot have got but new: their final ones, less what they began with.
+
+    One that was preempted may have found blocks of others when it came back, and is left out.
+    """
+    requests = replay.requests
+    sure = (requests.outcome == Outcome.COMPLETED) & (requests.preemptions == 0)
+    final = -(-(requests.num_prompt_tokens + requests.num_delivered - 1) // block_size)
+    return int((final + np.minimum(-requests.cached_tokens, 0) // block_size)[sure].sum())
 
 
 def occupancy(facts: EngineFacts, seen: Held) -> Spread:

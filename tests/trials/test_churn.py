@@ -66,8 +66,19 @@ def test_one_event_too_few_is_noticed_in_its_row(column):
     recorded, facts = served(busy(3, sharing=False), PoolPolicy(prefix_caching=False))
     at = int(np.flatnonzero(recorded.ledger[column])[1])
     recorded.ledger[column][at] -= 1
-    (said,) = broken_flow(recorded, facts)
+    said = broken_flow(recorded, facts)[0]
     assert f"in row {at}," in said
+
+
+def test_blocks_that_turn_over_unseen_are_missed_in_the_sum():
+    """Two requests after each other in one block: nothing jumps, and yet two lives were one."""
+    recorded, facts = served(build_trace([8, 8], [2, 2], [0, 50]), PoolPolicy(max_model_len=16), num_blocks=1)
+    assert recorded.ledger["allocated_blocks"].sum() == 2
+    for column in ("allocated_blocks", "released_blocks"):
+        recorded.ledger[column][np.flatnonzero(recorded.ledger[column])[1 if column[0] == "a" else 0]] -= 1
+    assert broken_flow(recorded, facts) == [
+        "block flow: 1 blocks were handed out, requests that ended took 2 at least"
+    ]
 
 
 def test_blocks_held_after_the_drain_are_noticed():

@@ -243,7 +243,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("pool", "observed", "eligible"),
+    ("weights", "observed", "eligible"),
     [
         (100 * MIB, 100 * MIB, True),
         (100 * MIB, 164 * MIB, True),  # 64 MiB may stay open
@@ -255,14 +255,28 @@ MIB = 1 << 20
     ],
 )
 def test_device_bytes_in_no_account_beyond_what_may_stay_open_make_the_trial_ineligible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int, observed: int, eligible: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: int, observed: int, eligible: bool
 ) -> None:
-    with_engine(monkeypatch, Executes(DeviceBytes(pool=pool, observed=observed)))
+    with_engine(monkeypatch, Executes(DeviceBytes(weights=weights, observed=observed)))
     result = run_trial(asked(tmp_path, phases=["cold"]), tmp_path / "out")
-    assert result.ledger.residual_bytes == observed - pool
+    assert result.ledger.residual_bytes == observed - weights
     assert result.eligible == eligible
     if not eligible:
         assert "on the device are in no account" in result.ineligible_because[0]
+
+
+@pytest.mark.parametrize(("more", "eligible"), [(0, True), (1, False), (-1, False)])
+def test_pool_bytes_of_the_device_are_the_ledger_s_to_the_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int, eligible: bool
+) -> None:
+    spec = asked(tmp_path, phases=["cold"])
+    with_engine(monkeypatch, Executes())
+    effective = run_trial(spec, tmp_path / "first").effective
+    assert effective is not None
+    with_engine(monkeypatch, Executes(DeviceBytes(pool=effective.pool_bytes + more)))
+    result = run_trial(spec, tmp_path / "out")
+    assert result.eligible == eligible
+    assert all("bytes are in no account" in why for why in result.ineligible_because)
 
 
 def test_trial_that_delivers_no_token_in_its_window_cannot_win(tmp_path: Path) -> None:
