@@ -239,12 +239,9 @@ class PlainEngine:
             content = self.pool.content[block]
             if block in self.pool.unwritten or len(content) != before + self.size:
                 continue
+            most_here = min(self.size, seq.known - 1 - before)
             same = 0
-            while (
-                same < self.size
-                and before + same < seq.known - 1
-                and content[before + same] == seq.tokens[before + same]
-            ):  # noqa: E501
+            while same < most_here and content[before + same] == seq.tokens[before + same]:
                 same += 1
             if content[:before] == tuple(seq.tokens[:before]) and same > most:
                 best, most = (block, same), same
@@ -266,7 +263,7 @@ class PlainEngine:
         if self.policy.victim == "fewest_outputs":
             return min(self.running, key=lambda s: (s.delivered, -s.num_prompt, -place[s.row]))
         if self.policy.victim == "largest":
-            return max(self.running, key=lambda s: (len(s.blocks), place[s.row]))
+            return max(self.running[1:] or self.running, key=lambda s: (len(s.blocks), place[s.row]))
         return max(self.running, key=lambda s: (s.priority, s.arrival, -place[s.row]))
 
     def preempt(self, seq: Seq) -> None:

@@ -27,12 +27,15 @@ def fewest_outputs(running: dict[int, Run], step: int) -> Run:
 
 
 def largest(running: dict[int, Run], step: int) -> Run:
-    """Who holds the most blocks; among equals, the last admitted."""
-    return max(running.values(), key=lambda run: (len(run.table), run.admission))
+    """Who holds the most blocks; among equals, the last admitted. Who has run longest is spared while others run:
+    else two that grow in turn can put each other out for ever."""
+    _, *others = running.values()
+    return max(others or running.values(), key=lambda run: (len(run.table), run.admission))
 
 
 def lowest_priority(running: dict[int, Run], step: int) -> Run:
-    """The first of those with the highest (priority number, arrival), as vLLM's priority policy does."""
+    """The first of those with the highest (priority number, arrival), as vLLM's priority policy does. Requests of
+    one priority that arrive in the same nanosecond can put each other out for ever; a replay gives that up."""
     return max(running.values(), key=lambda run: (run.priority, run.arrival_ns))
 
 
@@ -117,7 +120,8 @@ class Sorted:
 
 
 class LongestPrefix(FirstCome):
-    """Whoever finds most of its prompt in the cache; looks at the first 128, as SGLang does; ties by arrival."""
+    """Whoever finds most full blocks in the cache, of the first 128 in line, as in SGLang; among equals, the first.
+    The preempted go to the front of the line."""
 
     LOOK = 128
 
@@ -148,7 +152,5 @@ QUEUES: dict[str, Callable[[Callable[[Run], int]], Queue]] = {
     "fcfs": lambda match: FirstCome(),
     "longest_prefix": LongestPrefix,
     "priority": lambda match: Sorted(lambda run: (run.priority, run.arrival_ns, run.row)),
-    "shortest_job": lambda match: Sorted(
-        lambda run: (run.num_output_tokens - run.sampled, run.arrival_ns, run.row)
-    ),
+    "shortest_job": lambda match: Sorted(lambda run: (_left(run), run.arrival_ns, run.row)),
 }

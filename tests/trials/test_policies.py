@@ -131,7 +131,12 @@ def test_fewest_outputs_counts_those_of_a_decode_under_way() -> None:
 
 def test_largest_holds_the_most_blocks_then_is_the_last_admitted() -> None:
     assert chosen("largest", run(0, 5, 0, 3), run(1, 5, 0, 4), run(2, 5, 0, 2)) == 1
-    assert chosen("largest", run(0, 5, 0, 4), run(1, 5, 0, 4), run(2, 5, 0, 2)) == 1
+    assert chosen("largest", run(0, 5, 0, 1), run(1, 5, 0, 4), run(2, 5, 0, 4), run(3, 5, 0, 2)) == 2
+
+
+def test_largest_spares_who_has_run_longest_while_others_run() -> None:
+    assert chosen("largest", run(0, 5, 0, 9), run(1, 5, 0, 2)) == 1
+    assert chosen("largest", run(0, 5, 0, 9)) == 0
 
 
 def test_priority_takes_the_first_of_the_highest_number_and_latest_arrival() -> None:
@@ -205,13 +210,13 @@ def until_preempted(engine: PagedEngine) -> Step:
 
 
 def test_victim_that_was_served_gives_its_tokens_back_and_its_content_is_not_found() -> None:
-    """Row 0, served first in the step, is the largest: row 1 makes room with it. The block that its token would
-    have filled, and that a later row could ask for, is not in the cache afterwards."""
+    """Row 0, served first in the step, has the lower priority: row 1 makes room with it. The block that its token
+    would have filled, and that a later row could ask for, is not in the cache afterwards."""
     trace = make_trace(
         np.array([0, 0, 9]), np.array([12, 5, 24]), np.array([18, 18, 1]),
-        parent=np.array([-1, -1, 0]), inherited_tokens=np.array([0, 0, 24]),
+        parent=np.array([-1, -1, 0]), inherited_tokens=np.array([0, 0, 24]), priority=np.array([1, 0, 0]),
     )  # fmt: skip
-    engine = build_engine(trace, PoolPolicy(block_size=4, victim="largest"), num_blocks=8)
+    engine = build_engine(trace, PoolPolicy(block_size=4, victim="priority"), num_blocks=8)
     for work in works_of(trace)[:2]:
         assert engine.add(work) is None
     step = until_preempted(engine)
@@ -267,11 +272,11 @@ def test_idle_engine_ignores_the_watermark() -> None:
 
 
 def test_endless_mutual_preemption_is_given_up_and_says_when(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two prompts of 90 tokens in 100 slots, the largest giving way each time: neither ever delivers a token."""
+    """Two prompts of 90 tokens in 100 slots, that came in one nanosecond: neither ever delivers a token."""
     monkeypatch.setattr(trials.replay, "FRUITLESS_STEPS", 200)
     trace = build_trace([90, 90], [4, 4])
     policy = PoolPolicy(
-        block_size=2, victim="largest", prefix_caching=False, reserve_prompt=False,
+        block_size=2, victim="priority", prefix_caching=False, reserve_prompt=False,
         long_prefill_token_threshold=4, max_num_batched_tokens=8,
     )  # fmt: skip
     engine = build_engine(trace, policy, num_blocks=50)
