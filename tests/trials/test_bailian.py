@@ -28,7 +28,7 @@ def test_the_padded_last_block_is_never_shared(tmp_path: Path) -> None:
     assert [trace.prefix_ids.row(r).tolist() for r in range(3)] == [[4, 5], [4, 5], [4, 5, 6]]
     assert trace.meta.tail_rule == "floor"
     assert Content(trace).common_tokens(0, 1) == 32
-    assert "2 last ids of partly filled blocks left out: padded, never shared" in trace.meta.notes
+    assert "last ids of partly filled blocks, left out: 2; padded, so never shared" in trace.meta.notes
 
 
 def test_turns_follow_their_chat_and_inherit_the_ids_they_have_in_common(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_turns_follow_their_chat_and_inherit_the_ids_they_have_in_common(tmp_pat
 def test_a_turn_whose_chat_is_absent_begins_a_session(tmp_path: Path) -> None:
     trace = _read(tmp_path, _row(1, 0, 16, [4]), _row(2, 1, 16, [4], parent=77))
     assert (trace.session.tolist(), trace.starts.tolist()) == ([0, 1], [0, 0])
-    assert "1 turns whose parent is not in the files begin a session" in trace.meta.notes
+    assert "turns whose parent is not in the files: 1; each begins a session" in trace.meta.notes
 
 
 def test_turns_go_on_over_files(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_rounds_of_other_sessions_carry_their_whole_prompt(tmp_path: Path) -> No
     assert (trace.num_prompt_tokens.tolist(), trace.inherited_tokens.tolist()) == ([100, 20], [0, 0])
     assert trace.after.row(1).tolist() == [0]
     assert trace.think_ns.tolist() == [0, 4_000_000]
-    assert any("1 think times are gaps" in note for note in trace.meta.notes)
+    assert any("think times that are gaps between arrivals: 1" in note for note in trace.meta.notes)
 
 
 def test_a_recorded_think_time_goes_before_gaps(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_only_a_deadline_that_was_missed_is_a_cancel(tmp_path: Path) -> None:
         "5,5,1000,4500,timeout", "5,5,2000,90000,ok", "5,5,3000,0,ok",
     )  # fmt: skip
     assert trace.cancel_after_ns.tolist() == [3_500_000, -1, -1]
-    assert any("1 rows met their deadline: it is no cancel" in note for note in trace.meta.notes)
+    assert any("rows that met their deadline: 1; it is no cancel" in note for note in trace.meta.notes)
 
 
 def test_errors_are_left_out_and_told_apart_from_empty_answers(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_tool_between_two_calls_is_think_time(tmp_path: Path) -> None:
 def test_a_wrapper_of_a_call_is_no_call(tmp_path: Path) -> None:
     trace = _read(tmp_path, span("chat", 0, 5, tokens=(10, 1)), span("http", 1, 4, "chat", (10, 1)))
     assert len(trace) == 1
-    assert any("1 spans with token counts hold others" in note for note in trace.meta.notes)
+    assert any("spans with token counts around others that have them: 1" in note for note in trace.meta.notes)
 
 
 def test_embeddings_are_no_calls_of_a_model_that_answers(tmp_path: Path) -> None:

@@ -5,10 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.builders import build_engine
 from trials.content import Content
 from trials.documents import validated
 from trials.fingerprint import trace_hash
 from trials.generate import Preset, generate
+from trials.load import offer
+from trials.replay import replay
+from trials.spec import Load, PoolPolicy, TraceSpec
 from trials.trace import NONE, STARTS, Trace
 from trials.units import SpecError
 
@@ -84,3 +88,19 @@ def test_a_flood_of_turns_is_refused() -> None:
 def test_a_bad_preset_names_the_key(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(SpecError, match=reason):
         drawn(**changes)
+
+
+def test_closed_sessions_replay_a_think_time_after_the_answer_and_open_ones_at_their_stamps() -> None:
+    trace = drawn(rows=20, sessions={**SESSIONS, "think": "50ms"})
+    for sessions in ("open", "closed"):
+        engine = build_engine(trace, PoolPolicy(), num_blocks=2_000)
+        spec = TraceSpec(path="t", sessions=sessions)
+        recorded = replay(engine, trace, offer(trace, spec, Load(rate_scale=1.0), "cold"))
+        assert recorded.failed is None
+        came, ended = recorded.requests.arrival_ns, recorded.requests.end_ns
+        for row in range(len(trace)):
+            before = int(trace.parent[row])
+            if before < 0 or sessions == "open":
+                assert came[row] == trace.arrival_ns[row]
+            else:
+                assert came[row] == ended[before] + trace.think_ns[row]

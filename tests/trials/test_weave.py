@@ -51,3 +51,11 @@ def test_marks_are_added_once_and_notes_at_the_end() -> None:
     done = described(described(plain(), ("parent",), "a"), ("parent", "starts"), "b")
     assert done.meta.synthetic == ("parent", "starts")
     assert done.meta.notes == ("a", "b")
+
+
+def test_many_forks_of_one_row_keep_their_order() -> None:
+    rows = NewRows(3)
+    for n in range(200):
+        rows.fork(n % 2, n % 2, 4, n + 1, 10 * (n % 2))
+    done = woven(plain(), rows, by_time=False)
+    assert done.num_output_tokens.tolist() == [7, *range(1, 201, 2), 8, *range(2, 201, 2), 9]

@@ -65,13 +65,13 @@ def test_a_turn_between_start_and_end_of_a_sub_agent_does_not_wait_for_it(tmp_pa
 def test_a_sub_agent_without_a_duration_begins_at_its_mark_and_nobody_waits(tmp_path: Path) -> None:
     trace = read([session(tmp_path, call(0), agent(5, None, call(0), call(3)), call(20))])
     assert links(trace) == [(0, []), (5 * S, [0]), (8 * S, [1]), (20 * S, [0])]
-    assert any("1 sub-agents have no duration" in note for note in trace.meta.notes)
+    assert any("sub-agents without a duration: 1" in note for note in trace.meta.notes)
 
 
 def test_a_request_that_began_before_the_one_in_front_ended_does_not_wait_for_it(tmp_path: Path) -> None:
     trace = read([session(tmp_path, call(0), call(2, api_time=60.0), call(9), call(70))])
     assert [after for _, after in links(trace)] == [[], [0], [0], [2]]
-    assert any("1 requests began before" in note for note in trace.meta.notes)
+    assert any("requests begun before the one in front had ended: 1" in note for note in trace.meta.notes)
 
 
 def test_a_stamp_of_whole_seconds_is_no_overlap(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_exact_copies_of_a_session_are_left_out_and_listed(tmp_path: Path) -> No
     paths = [session(tmp_path, call(0), call(5), name=n) for n in ("a", "b", "c")]
     trace = read(paths)
     assert len(trace) == 2
-    assert any("2 sessions left out, exact copies of others: b.json, c.json" in note for note in trace.meta.notes)
+    assert any("exact copies of other sessions, left out: 2 (b.json, c.json)" in note for note in trace.meta.notes)
 
 
 def test_one_session_a_line_reads_like_one_a_file(tmp_path: Path) -> None:

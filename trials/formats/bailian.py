@@ -27,8 +27,10 @@ def read(paths: Sequence[Path]) -> Trace:
     trace = collect(paths, reader.rows, TraceMeta(tokens_per_id=TOKENS_PER_ID, tail_rule="floor", source="bailian"))
     return noted(
         trace,
-        f"{reader.padded} last ids of partly filled blocks left out: padded, never shared" if reader.padded else "",
-        f"{reader.absent} turns whose parent is not in the files begin a session" if reader.absent else "",
+        f"last ids of partly filled blocks, left out: {reader.padded}; padded, so never shared"
+        if reader.padded
+        else "",
+        f"turns whose parent is not in the files: {reader.absent}; each begins a session" if reader.absent else "",
         _THINK if reader.turns else "",
     )
 

@@ -58,11 +58,11 @@ class _Reader:
         if not self._headed:
             yield "read without a header: rounds of a session are taken to carry their whole prompt"
         if self._timeouts:
-            yield f"{self._timeouts} rows timed out: each is cancelled at its deadline"
+            yield f"rows that timed out: {self._timeouts}, each cancelled at its deadline"
         if self._deadlines:
-            yield f"{self._deadlines} rows met their deadline: it is no cancel and is not kept"
+            yield f"rows that met their deadline: {self._deadlines}; it is no cancel and is not kept"
         if self._gaps:
-            yield f"{self._gaps} think times are gaps between arrivals: they hold the answer's own time too"
+            yield f"think times that are gaps between arrivals: {self._gaps}; each holds the answer's own time too"
 
     def rows(self, source: Source) -> Iterator[Row]:
         if not {"input_tokens", "output_tokens"} <= set(source.lines[0].split(",")) and ":" in source.lines[0]:

@@ -37,10 +37,10 @@ def read(paths: Sequence[Path]) -> Trace:
     shared = int((trace.inherited_tokens > 0).sum())
     return noted(
         trace,
-        f"{reader.wrappers} spans with token counts hold others that have them, and are not calls of their own"
+        f"spans with token counts around others that have them: {reader.wrappers}; they are no calls of their own"
         if reader.wrappers
         else "",
-        f"{shared} calls go on from the messages of an earlier call of their session; the others share nothing",
+        f"calls that go on from the messages of an earlier call of their session: {shared}; others share nothing",
         "calls that were aborted may have left no span",
     )
 

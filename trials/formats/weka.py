@@ -88,15 +88,15 @@ class _Reader:
                 "`--stagger 60s --seed S` spreads their starts"
             )
         if self._copies:
-            yield f"{len(self._copies)} sessions left out, exact copies of others: {', '.join(self._copies)}"
+            yield f"exact copies of other sessions, left out: {len(self._copies)} ({', '.join(self._copies)})"
         if self._agents:
-            yield f"{self._agents} sub-agents, each begun after the turn in front of it"
+            yield f"sub-agents: {self._agents}, each begun after the turn in front of it"
         if self._unmeasured:
-            yield f"{self._unmeasured} sub-agents have no duration: begun at their mark, waited for by none"
+            yield f"sub-agents without a duration: {self._unmeasured}, begun at their mark, waited for by nobody"
         if self._timeless:
-            yield f"{self._timeless} requests have no api_time: the think time behind them holds their own time too"
+            yield f"requests without api_time: {self._timeless}; the think time behind each holds its own time too"
         if self._overlapping:
-            yield f"{self._overlapping} requests began before the one in front had ended, and do not wait for it"
+            yield f"requests begun before the one in front had ended: {self._overlapping}; they do not wait for it"
         yield "inherited tokens are a lower bound: what is shared beyond the last full id is not in the source"
 
     def rows(self, source: Source) -> Iterator[Row]:
