@@ -31,6 +31,7 @@ from trials.engine import (
     StepTime,
     Work,
 )
+from trials.engines.branches import Branches
 from trials.engines.vllm_core import VOCABULARY
 from trials.engines.vllm_watch import PoolWatch
 from trials.ledger import Accounts
@@ -60,6 +61,9 @@ class VllmScheduler:
         self._answers: dict[int, list[int]] = {}  # live row -> the tokens that it will be given
         self._flowing: dict[int, None] = {}  # rows that delivered a token in the last step, and go on
         self._sampled: list[int] = []
+        self._forks = Branches()
+        self._pending: dict[int, int] = {}  # fork that has not started -> its place among all that came
+        self._came = 0
         config = core.vllm_config
         self._margin = int(config.scheduler_config.watermark * geometry.num_blocks)
         self._budget = config.scheduler_config.max_num_batched_tokens
@@ -85,6 +89,15 @@ class VllmScheduler:
         total = work.num_prompt_tokens + work.num_output_tokens
         if total > self.facts.max_model_len:
             return f"prompt + output = {total} tokens, more than max_model_len {self.facts.max_model_len}"
+        if work.inherited_tokens and (work.parent in self._answers or work.parent in self._pending):
+            self._pending[work.row] = self._came
+            self._came += 1
+            self._forks.hold(work)
+            return None
+        self._enqueue(work)
+        return None
+
+    def _enqueue(self, work: Work) -> None:
         tokens = self._content.row_tokens(work.row, VOCABULARY).tolist()
         self._answers[work.row] = tokens[work.num_prompt_tokens :]
         request = EngineCoreRequest(
@@ -97,12 +110,11 @@ class VllmScheduler:
         )  # fmt: skip
         self.core.add_request(*self.core.preprocess_add_request(request))
         self.watch.waiting_tokens += work.num_prompt_tokens
-        return None
 
     def cancel(self, row: int) -> bool:
         request = self.scheduler.requests.get(request_id(row))
         if request is None:
-            return False
+            return self._pending.pop(row, None) is not None and self._forks.forget(row)
         if request.status is not RequestStatus.RUNNING:
             self.watch.waiting_tokens -= request.num_tokens
         self.core.abort_requests([request.request_id])
@@ -112,7 +124,7 @@ class VllmScheduler:
 
     def step(self) -> Step | None:
         scheduler, watch = self.scheduler, self.watch
-        if not scheduler.running and not scheduler.waiting:
+        if not scheduler.running and not scheduler.waiting and not self._pending:
             return None
         watch.begin()
         try:
@@ -128,7 +140,27 @@ class VllmScheduler:
         for row in watch.ended:
             del went_on[row], self._answers[row]
         self._flowing = went_on
+        step.started = self._start_forks() if self._pending else []
+        if step.started:  # they wait from this step on
+            step.num_waiting, step.waiting_tokens = len(scheduler.waiting), watch.waiting_tokens
         return step
+
+    def _start_forks(self) -> list[int]:
+        """Forks whose parent has come so far, or is over: from now on requests like any other, in their order."""
+
+        def held(parent: int) -> int | None:
+            request = self.scheduler.requests.get(request_id(parent))
+            if request is None:
+                return 0 if parent in self._pending else None
+            return int(request.num_computed_tokens)
+
+        started = []
+        while due := self._forks.due(held):
+            for work in sorted(due, key=lambda work: self._pending[work.row]):
+                del self._pending[work.row]
+                self._enqueue(work)
+                started.append(work.row)
+        return started
 
     def _on_step(self, output: Any) -> list[list[int]]:
         """Blocks are allocated, nothing has ended: the row of the ledger, the step's time, and its tokens."""

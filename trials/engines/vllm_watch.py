@@ -13,7 +13,7 @@ from trials.ledger import Accounts
 
 
 class PoolWatch:
-    """`admitted`, `preempted`, `ended`: since `begin()`. `refused`: the request that did not fit, and its blocks."""
+    """`admitted`, `preempted`, `ended`: since `begin()`. `refused`: who did not fit, and the blocks it wanted."""
 
     def __init__(self, manager: Any, accounts: Accounts, block_size: int) -> None:
         self.manager, self.pool = manager, manager.block_pool
