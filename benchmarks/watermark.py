@@ -143,14 +143,14 @@ def shape(rows: tuple[Row, ...]) -> dict[str, str]:
 
 # Why a line of the shapes may differ; printed only where it does.
 WHY = {
-    "preemptions, 0.15 against 0": "how many requests outgrow the margin depends on the spread of lengths, which is\n"
-    "    not published; --sigma 0 leaves more of them, --sigma 0.3 fewer",
-    "throughput is best at": "the top is flat between 0.02 and 0.05 and moves with the spread of lengths, which is\n"
-    "    not published",
+    "preemptions, 0.15 against 0": "how many requests outgrow the margin depends on the spread of lengths,\n"
+    "    which is not published; --sigma 0 leaves more of them, --sigma 0.3 fewer",
+    "throughput is best at": "the top is flat between 0.02 and 0.05 and moves with the spread of lengths,\n"
+    "    which is not published",
     "TTFT p50 is latest at": "the larger the margin, the longer a request waits for room: here TTFT p50 rises\n"
     "    throughout. The published one falls again behind 0.02; it is one run a row, of unknown spread",
-    "ITL p99, 0.05 against 0": "at 0 more than one gap in 100 holds somebody's prefill, above it fewer; what is left\n"
-    "    is the plain step of a full batch, to which a roofline adds nothing, and a real server its own jitter",
+    "ITL p99, 0.05 against 0": "at 0 more than one gap in 100 holds somebody's prefill, above it fewer; what is\n"
+    "    left is the plain step of a full batch, to which a roofline adds nothing, a real server its own jitter",
 }
 
 
