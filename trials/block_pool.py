@@ -101,18 +101,19 @@ class BlockPool:
     # ---- sharing
     def num_idle(self, blocks: list[int]) -> int:
         """How many of the matched blocks nobody holds: taking them shrinks the free queue."""
-        holders = self._holders
-        return sum(not holders[block] for block in blocks)
+        return [self._holders[block] for block in blocks].count(0)
 
     def share(self, blocks: list[int]) -> None:
         """Take a reference to each matched block; before anything is taken, so that a hit cannot be evicted."""
-        revived = 0
+        holders, revived = self._holders, 0
         for block in blocks:
-            if not self._holders[block]:
+            held = holders[block]
+            if not held:
                 self._idle.hit(block)
                 revived += 1
-            self._holders[block] += 1
-            self._idle.used(block)
+            holders[block] = held + 1
+            if self._ranked:
+                self._idle.used(block)
         self.available -= revived
         self.epoch += 1
         self.accounts.share(len(blocks) - revived, revived)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+_MANY = 4096  # entries that no longer count, and how many of them are worth a clean-up
+
 
 class IdleQueue(Protocol):
     """Idle blocks in eviction order. The pool says when a block becomes idle, is hit, or is handed out."""
@@ -44,12 +46,18 @@ class LeastRecentlyUsed:
     _blocks: list[int] = field(default_factory=list)
     _head: int = 0  # entries in front of it are gone
     _stale: dict[int, int] = field(default_factory=dict)  # block -> entries that no longer count
+    _num_stale: int = 0
 
     def put(self, blocks: list[int], depth: int, step: int) -> None:
         self._blocks += blocks
 
     def hit(self, block: int) -> None:
         self._stale[block] = self._stale.get(block, 0) + 1
+        self._num_stale += 1
+        if self._num_stale > _MANY and self._num_stale * 2 > len(self._blocks) - self._head:
+            self._blocks = list(self)
+            self._stale.clear()
+            self._head = self._num_stale = 0
 
     def used(self, block: int) -> None:
         """Release order alone decides."""
@@ -67,7 +75,7 @@ class LeastRecentlyUsed:
                 self._head += 1
                 if not self._skip(block):
                     out.append(block)
-        if self._head > 4096 and self._head * 2 > len(self._blocks):
+        if self._head > _MANY and self._head * 2 > len(self._blocks):
             del self._blocks[: self._head]
             self._head = 0
         return out
@@ -78,12 +86,13 @@ class LeastRecentlyUsed:
             self._stale[block] = left - 1
         elif left == 1:
             del self._stale[block]
+        self._num_stale -= left > 0
         return left > 0
 
     def clear(self) -> None:
         self._blocks.clear()
         self._stale.clear()
-        self._head = 0
+        self._head = self._num_stale = 0
 
     def __iter__(self) -> Iterator[int]:
         if not self._stale:
