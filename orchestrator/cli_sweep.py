@@ -51,6 +51,8 @@ class Overrides:
 
 @dataclass(frozen=True, slots=True)
 class Status:
+    """What `status` says of a sweep's folder."""
+
     document: dict[str, Any]
     lines: list[str]
 

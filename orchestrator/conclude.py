@@ -28,6 +28,8 @@ SUMMARY_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
+    """What a finished sweep leaves: the outcome and the files that carry it."""
+
     outcome: Outcome
     unbalanced: tuple[int, ...]  # trials with a ledger that does not add up
     recipe: Path | None = None

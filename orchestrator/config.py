@@ -54,6 +54,8 @@ class ExecutorSpec(_Model):
 
 
 class TrackingSpec(_Model):
+    """Where runs are remembered."""
+
     uri: str | None = None  # None: mlflow.db in the sweep's folder
 
 

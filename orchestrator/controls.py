@@ -68,6 +68,8 @@ class Provoked(_Model):
 
 
 class ControlsReport(_Model):
+    """All provoked failures, and whether each was caught by its guard alone."""
+
     provoked: tuple[Provoked, ...]
     bound: tuple[str, ...]  # one line a length
     exit_code: Literal[0, 1]

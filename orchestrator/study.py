@@ -28,6 +28,8 @@ _STARTUP = 10  # random asks before the estimator is used; what TPE takes by def
 
 @dataclass(frozen=True, slots=True)
 class Asked:
+    """What the study wants measured next."""
+
     number: int
     point: Point
 

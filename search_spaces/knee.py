@@ -31,6 +31,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
+    """What decides between candidates."""
+
     objective: str
     min_gain: float  # share
     num_repeats: int

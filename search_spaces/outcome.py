@@ -58,6 +58,8 @@ class CandidateOutcome(_Model):
 
 
 class VerdictRow(_Model):
+    """One line of the verdict table."""
+
     option: str
     control: bool
     signal: str
@@ -77,6 +79,8 @@ class NearestMiss(_Model):
 
 
 class Outcome(_Model):
+    """knee.json: what the sweep came to."""
+
     kind: Kind
     sentence: str
     objective: str

@@ -200,6 +200,8 @@ class GroupAudit:
 
 @dataclass(slots=True)
 class Audit:
+    """Raw state of everything, at one moment between two steps."""
+
     groups: list[GroupAudit]  # one a (group, rank), in the order of `Step.ledger`
     device: DeviceBytes
 

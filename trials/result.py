@@ -17,6 +17,8 @@ class _Model(BaseModel):
 
 
 class Hashes(_Model):
+    """sha256 of what was asked, of the trace's content and of the engine."""
+
     spec: str
     trace: str
     engine: str
@@ -220,6 +222,8 @@ class Ledger(_Model):
 
 
 class Observation(_Model):
+    """What the replay covered: engine ns, steps, and requests replayed in front of the window."""
+
     start_ns: int
     end_ns: int
     num_steps: int
@@ -228,6 +232,8 @@ class Observation(_Model):
 
 
 class ReplayResult(_Model):
+    """One pass over the trace at one load, measured."""
+
     phase: Literal["cold", "steady"]
     load: str
     clock: str
@@ -259,6 +265,8 @@ class Effective(_Model):
 
 
 class TrialResult(_Model):
+    """The whole answer; top-level counts, metrics and ledger are those of the replay that decides."""
+
     status: Literal["complete", "refused", "failed"]
     reason: str = ""
     evidence: Literal["measured", "modelled"]

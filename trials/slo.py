@@ -18,6 +18,8 @@ _EXAMPLE = "write clauses like ttft:p99<500ms;itl:p99<50ms"
 
 @dataclass(frozen=True, slots=True)
 class Clause:
+    """One bound on the population."""
+
     metric: str
     percentile: float  # above 0, up to 100
     limit_ns: int
@@ -29,6 +31,8 @@ class Clause:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
+    """The parsed text: clauses on the population, limits a request, and the share that must meet them."""
+
     clauses: tuple[Clause, ...]
     ttft_ns: int | None  # per-request limits; None = not asked
     mean_gap_ns: int | None

@@ -44,6 +44,8 @@ def _matches(axis: Sequence[float], values: Sequence[object], name: str) -> None
 
 
 class Layers(_Model):
+    """Everything of a layer but attention, against the tokens of a step."""
+
     tokens: Axis
     ns: Axis
 
@@ -55,6 +57,8 @@ class Layers(_Model):
 
 
 class Head(_Model):
+    """Output head and sampler, against the rows that need logits."""
+
     rows: Axis
     ns: Axis
 
@@ -84,6 +88,8 @@ class _Grid(_Model):
 
 
 class DecodeAttention(_Grid):
+    """Decode attention of a layer, against sequences and their KV."""
+
     num_decodes: Axis
     mean_context: Axis
 
@@ -93,6 +99,8 @@ class DecodeAttention(_Grid):
 
 
 class PrefillAttention(_Grid):
+    """Prefill attention of a layer, against chunk and context."""
+
     chunk_tokens: Axis
     mean_before: Axis
 

@@ -1,4 +1,4 @@
-"""A modelled trial answers with the same bytes in any process, order, folder and hash seed; it names none of them."""
+"""A modelled trial answers with the same bytes in any process, order, folder and hash seed."""
 
 import os
 import platform

@@ -26,6 +26,8 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
+    """Weights of one layer."""
+
     norm_in_C: torch.Tensor
     fused_EC: torch.Tensor
     out_CA: torch.Tensor
@@ -36,6 +38,8 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
+    """All weights of a model."""
+
     embedding_VC: torch.Tensor
     layers: tuple[Layer, ...]
     norm_C: torch.Tensor
