@@ -22,7 +22,7 @@ from trials.documents import read_yaml as read_yaml
 from trials.model import PRESETS, ModelSpec
 from trials.units import SpecError, nearest, parse_bytes, parse_count, parse_ns
 
-ENGINE_NAMES = ("simulator", "torch_paged", "vllm_scheduler", "transformers_cb")
+ENGINE_NAMES = ("simulator", "torch_paged", "vllm_scheduler", "transformers_cb", "vllm")
 MODELLED = ("simulator", "vllm_scheduler")  # their time comes from `step_time`, not from a clock
 
 
@@ -121,6 +121,8 @@ class Window(_Model):
 
 
 class TraceSpec(_Model):
+    """Which trace, which stretch of it counts, and how sessions replay. `path` is a locator."""
+
     path: str
     window: Window | None = None  # None = the whole trace
     warmup: Ns = 0  # replayed before the window in phase `steady`, not counted
@@ -185,6 +187,8 @@ class Ladder(_Model):
 
 
 class Measure(_Model):
+    """At one load, or up a ladder of loads: exactly one."""
+
     load: Load | None = None
     ladder: Ladder | None = None
 

@@ -22,10 +22,13 @@ ENGINES = {
     "torch_paged": "trials.engines.torch_engine",
     "vllm_scheduler": "trials.engines.vllm_scheduler",
     "transformers_cb": "trials.engines.transformers_cb",
+    "vllm": "trials.engines.vllm",
 }
 
 
 class EngineModule(Protocol):
+    """What the module of an engine offers."""
+
     open: Callable[[TrialSpec, Content], Engine | Refused]
     identity: Callable[[TrialSpec], Mapping[str, Any]]
     prepare: Callable[[TrialSpec], None]

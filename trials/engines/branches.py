@@ -29,7 +29,7 @@ class Branches:
         out: list[Work] = []
         for parent in list(self.pending):
             held = held_of(parent)
-            kept = []
+            kept: list[Work] = []
             for fork in self.pending[parent]:
                 (out if held is None or held >= fork.inherited_tokens else kept).append(fork)
             if kept:

@@ -28,9 +28,9 @@ from trials.engine import (
     Work,
 )
 from trials.engines.branches import Branches
-from trials.engines.cb_device import CbDevice
 from trials.engines.cb_loop import ServingThread
 from trials.engines.cb_watch import CachePoolWatch
+from trials.engines.torch_device import TorchDevice
 
 _NOTHING = StepShape(0, 0, 0, 0, 0, 0, 0, 0)
 
@@ -39,8 +39,8 @@ class ContinuousBatching:
     """One KV group, one rank. `thread` stands before its first turn; `limit`: ids of content are below it."""
 
     def __init__(
-        self, thread: ServingThread, watch: CachePoolWatch, facts: EngineFacts, content: Content, device: CbDevice,
-        start_up: EngineStart, limit: int,
+        self, thread: ServingThread, watch: CachePoolWatch, facts: EngineFacts, content: Content,
+        device: TorchDevice, start_up: EngineStart, limit: int,
     ) -> None:  # fmt: skip
         self.facts, self.start_up = facts, start_up
         self.manager, self.processor = thread.manager, thread.manager.batch_processor

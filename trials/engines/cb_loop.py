@@ -36,12 +36,18 @@ class ServingThread:
     def _one_turn(self, processor: Any, bootstrapping: bool) -> bool:
         if not self._free:
             self._stands.release()
-            self._go.acquire()
+            self._await_leave()
         if self._around is None:
             return bool(self._body(processor, bootstrapping))
         goes_on: list[bool] = []
         self._found = self._around(lambda: goes_on.append(self._body(processor, bootstrapping)))
         return goes_on[0]
+
+    def _await_leave(self) -> None:
+        """Stand still until the next turn; end with the process, should whoever drives have ended first."""
+        while not self._go.acquire(timeout=_LOOK_S):
+            if not threading.main_thread().is_alive():
+                raise SystemExit
 
     def start(self) -> Any:
         """Start the thread; its batch processor, once it stands before its first turn. Raises EngineDied."""

@@ -6,12 +6,13 @@ from typing import Any
 from trials.content import Content
 from trials.engine import EngineDied, EngineFacts, EngineStart, PoolGeometry
 from trials.engines.cb_config import allocator_of, blocks_a_sector, open_batching
-from trials.engines.cb_device import CbDevice
 from trials.engines.cb_engine import ContinuousBatching
 from trials.engines.cb_loop import ServingThread
-from trials.engines.cb_rehearsal import lengths, rehearse
+from trials.engines.cb_rehearsal import rehearse
 from trials.engines.cb_watch import CachePoolWatch
-from trials.engines.kernels.resident import release_freed_memory, resident_bytes
+from trials.engines.filling import prompt_lengths
+from trials.engines.kernels.resident import release_freed_memory
+from trials.engines.torch_device import Tensors, TorchDevice, occupied, tensors_in
 from trials.engines.torch_peak import peak_bytes
 from trials.geometry import pool_geometry
 from trials.spec import PoolSpec, TrialSpec
@@ -37,7 +38,7 @@ class Opening:
         self._thread = None
         del thread
         release_freed_memory()
-        self._baseline = resident_bytes()
+        self._baseline = occupied(self._spec.engine.device)
 
     def serving_thread(self, manager: Any) -> ServingThread:
         """Its thread, standing before the first turn. Raises EngineDied."""
@@ -45,20 +46,26 @@ class Opening:
         self._thread.start()
         return self._thread
 
-    def warmed(self, thread: ServingThread, geometry: PoolGeometry) -> CbDevice:
+    def warmed(self, thread: ServingThread, geometry: PoolGeometry) -> TorchDevice:
         """Every kind of step was run once, and nothing is left of it."""
         manager, processor = thread.manager, thread.manager.batch_processor
-        device = CbDevice(manager.model, processor, self._baseline)
-        prompts = lengths(self._spec.policy, geometry)
-        device.transient = rehearse(thread, prompts, int(manager.model.config.vocab_size))
+        model, outputs = manager.model, processor.inputs_and_outputs
+        tensors = Tensors(
+            pool=[processor.cache.cache_tensor], block_tables=[outputs.block_table],
+            weights=[*model.parameters(), *model.buffers()], buffers=list(tensors_in(vars(outputs), 2)),
+        )  # fmt: skip
+        device = TorchDevice(self._spec.engine.device, tensors, self._baseline)
+        policy = self._spec.policy
+        prompts = prompt_lengths(geometry, policy.max_model_len, policy.max_num_seqs, policy.max_num_batched_tokens)
+        device.transient = rehearse(thread, prompts, int(model.config.vocab_size))
         processor.reset()
         processor.cache.reset()
         release_freed_memory()
         return device
 
     def engine(
-        self, thread: ServingThread, facts: EngineFacts, content: Content, device: CbDevice, start_up: EngineStart,
-        limit: int,
+        self, thread: ServingThread, facts: EngineFacts, content: Content, device: TorchDevice,
+        start_up: EngineStart, limit: int,
     ) -> ContinuousBatching:  # fmt: skip
         """The engine, watched from now on."""
         processor = thread.manager.batch_processor

@@ -122,7 +122,8 @@ class CachePoolWatch:
     def num_free(self) -> int:
         """Blocks that transformers could hand out now."""
         pool, allocator = self.cache.pool, self.allocator
-        return len(pool.free_sectors) * allocator.blocks_per_sector + int(pool.count_free_blocks(allocator.index))
+        whole: int = len(pool.free_sectors) * allocator.blocks_per_sector
+        return whole + int(pool.count_free_blocks(allocator.index))
 
     def free_ids(self) -> list[int]:
         """Ids of blocks without content: those of whole free sectors, and leaves of sectors in use."""

@@ -6,7 +6,7 @@ ContinuousBatchingConfig, and `attn_implementation`.
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trials.content import Content
@@ -22,9 +22,9 @@ from trials.spec import TrialSpec
 
 FILES = (
     "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/branches.py", "engines/cb_config.py",
-    "engines/cb_device.py", "engines/cb_engine.py", "engines/cb_loop.py", "engines/cb_rehearsal.py",
-    "engines/cb_watch.py", "engines/shapes.py", "engines/torch_peak.py", "engines/transformers_cb.py",
-    "geometry.py", "ledger.py", "load.py", "recorder.py", "replay.py",
+    "engines/cb_engine.py", "engines/cb_loop.py", "engines/cb_opening.py", "engines/cb_rehearsal.py",
+    "engines/cb_watch.py", "engines/filling.py", "engines/shapes.py", "engines/torch_device.py",
+    "engines/torch_peak.py", "engines/transformers_cb.py", "geometry.py", "ledger.py", "load.py", "recorder.py", "replay.py",
 )  # fmt: skip
 INSTALLED = (
     "cache_utils.py", "generation/configuration_utils.py", "generation/continuous_batching/**/*.py",
@@ -99,10 +99,10 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     from trials.engines import cb_config
     from trials.engines.cb_opening import Opening
 
-    began = time.perf_counter()
     opening = Opening(spec)
     try:
-        opening.map_libraries()
+        rehearsed = _seconds(opening.map_libraries)
+        began = time.perf_counter()
         thread = opening.serving_thread(cb_config.open_batching(spec, asked))
         geometry = cb_config.geometry_of(thread.manager.batch_processor, asked, spec)
         loaded = time.perf_counter()
@@ -113,13 +113,16 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     except (ValueError, TypeError, RuntimeError, NotImplementedError, ImportError, MemoryError, OSError) as error:
         opening.give_up()
         return Refused(f"transformers will not start: {_one_line(error)}")
+    except BaseException:
+        opening.give_up()
+        raise
     knobs = cb_config.knobs_of(thread.manager, thread.manager.batch_processor, spec)
     facts = EngineFacts(
         name="transformers_cb", engine_hash=engine_hash(identity(spec)), evidence="measured",
         clock=spec.engine.clock or "wall", groups=(geometry,), ranks=1, effective=tuple(sorted(knobs.items())),
         not_applicable=(*accepts(spec).not_applicable, "copied_bytes"), max_model_len=spec.policy.max_model_len,
     )  # fmt: skip
-    start_up = EngineStart(load_s=loaded - began, warmup_s=time.perf_counter() - loaded)
+    start_up = EngineStart(load_s=loaded - began, warmup_s=rehearsed + time.perf_counter() - loaded)
     limit = content_limit(thread.manager.model.config.to_dict())
     return opening.engine(thread, facts, content, device, start_up, limit)
 
@@ -134,6 +137,12 @@ def _why_refused(spec: TrialSpec) -> str | None:
     if spec.engine.tensor_parallel_size > 1:
         return "transformers_cb is driven in one process: tensor_parallel_size must be 1"
     return None
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def _one_line(error: BaseException) -> str:

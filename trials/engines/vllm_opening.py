@@ -1,0 +1,109 @@
+"""How a whole vLLM is brought up: libraries mapped, engine started, every kind of step run once."""
+
+import gc
+from typing import Any
+
+import torch
+from vllm import SamplingParams, TokensPrompt
+
+from trials.engine import PoolGeometry
+from trials.engines.filling import ANSWERED, prompt_ids, prompt_lengths
+from trials.engines.kernels.resident import release_freed_memory
+from trials.engines.torch_device import Tensors, TorchDevice, occupied, tensors_in
+from trials.engines.torch_peak import peak_bytes
+from trials.engines.vllm_args import open_llm, runner_of
+from trials.geometry import pool_geometry
+from trials.spec import PoolSpec, TrialSpec
+
+
+def baseline_bytes(spec: TrialSpec) -> int:
+    """What is occupied before the engine is built. On a CPU a small one serves first, and is given back: what
+    libraries map on first use is then in the baseline; on CUDA, the driver's context is."""
+    if spec.engine.device == "cpu":
+        small = _small(spec)
+        geometry = pool_geometry(small)
+        assert isinstance(geometry, PoolGeometry)
+        llm = open_llm(small, geometry)
+        rehearse(llm, geometry, on_cpu=True)
+        shut(llm)
+        del llm
+    else:
+        torch.zeros(1, device=spec.engine.device)
+    release_freed_memory()
+    return occupied(spec.engine.device)
+
+
+def _small(spec: TrialSpec) -> TrialSpec:
+    """The same kinds of step at a fraction of the size; what vLLM refuses of the spec, it refuses of this."""
+    model = spec.model.model_copy(update={"path": None, "num_layers": 1, "intermediate_size": 64, "vocab_size": 64})
+    length = min(spec.policy.max_model_len, 64)
+    policy = spec.policy.model_copy(
+        update={"max_model_len": length, "max_num_seqs": 4, "max_num_batched_tokens": max(length, 32)}
+    )
+    blocks = 4 + -(-length // spec.policy.block_size)
+    engine = spec.engine.model_copy(update={"args": {**spec.engine.args, "enforce_eager": True}})
+    return spec.model_copy(
+        update={"model": model, "policy": policy, "pool": PoolSpec(blocks=blocks), "engine": engine}
+    )
+
+
+def rehearse(llm: Any, geometry: PoolGeometry, on_cpu: bool) -> int:
+    """Serve a full pool and forget it: largest chunks, mixed steps, decodes. The most bytes a step had live."""
+    core = llm.engine_core.engine_core
+    vocab = core.vllm_config.model_config.get_vocab_size()
+    scheduler, longest = core.vllm_config.scheduler_config, core.vllm_config.model_config.max_model_len
+    filling = prompt_lengths(geometry, longest, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    for number, length in enumerate(filling):
+        prompt = TokensPrompt(prompt_token_ids=prompt_ids(number, length, vocab))
+        wanted = SamplingParams(max_tokens=ANSWERED, temperature=0.0, ignore_eos=True, detokenize=False)
+        llm.add_request(f"rehearsal {number}", prompt, wanted)
+    most = 0
+    while llm.has_unfinished_requests():
+        if on_cpu:
+            most = max(most, peak_bytes(llm.step))
+        else:
+            llm.step()
+    if not core.scheduler.reset_prefix_cache():
+        raise RuntimeError("vLLM did not drop its cache after the warm-up")
+    return most
+
+
+def device_of(llm: Any, spec: TrialSpec, baseline: int) -> TorchDevice:
+    """Where the bytes of its worker are, as far as a worker of this process can be asked."""
+    runner = runner_of(llm.engine_core.engine_core)
+    if runner is None:
+        return TorchDevice(spec.engine.device, Tensors([], [], [], []), baseline)
+    model, packed = runner.model, packed_bytes(runner.model)
+    tables = [t for table in _block_tables(runner) for t in tensors_in(vars(table), 2)]
+    tensors = Tensors(
+        pool=list(tensors_in(runner.kv_caches)), block_tables=tables,
+        weights=[*model.parameters(), *model.buffers()], buffers=list(tensors_in(vars(runner))),
+    )  # fmt: skip
+    return TorchDevice(spec.engine.device, tensors, baseline, packed=packed)
+
+
+def packed_bytes(model: Any) -> int:
+    """Weights that vLLM's CPU kernels keep in a form of their own: the layer's tensor is empty then."""
+    total = 0
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor) and not weight.numel():
+            rows: int = getattr(module, "output_size_per_partition", 0) or getattr(
+                module, "num_embeddings_padded", 0
+            )
+            columns: int = getattr(module, "input_size_per_partition", 0) or getattr(module, "embedding_dim", 0)
+            total += rows * columns * weight.itemsize
+    return total
+
+
+def _block_tables(runner: Any) -> list[Any]:
+    held = getattr(getattr(runner, "input_batch", None), "block_table", None) or getattr(
+        runner, "block_tables", None
+    )
+    return list(getattr(held, "block_tables", [held] if held is not None else []))
+
+
+def shut(llm: Any) -> None:
+    """Give everything back."""
+    llm.engine_core.shutdown()
+    gc.unfreeze()  # vLLM froze the heap when it started
