@@ -64,6 +64,7 @@ class Arrivals:
         linked = bool((trace.starts != STARTS["arrival"]).any())
         self._links = Links.of(trace, offer, recorder.place) if linked else Links({}, {}, {})
         self._inherited = self._inheritances()
+        self._arrived = recorder.arrival if offer.lock is None else offer.lock.arrival_ns.tolist()
         self._closed = offer.concurrency is not None and self._by_clock
         self._family = self._families() if self._closed else []  # place -> the root that it hangs on
         self._alive: dict[int, int] = defaultdict(int)  # root -> members that have not ended
@@ -88,19 +89,20 @@ class Arrivals:
         return out
 
     def _families(self) -> list[int]:
-        above = {fork: parent for parent, forks in self._links.forks.items() for fork in forks}
-        above |= {turn: min(before) for turn, before in self._links.waits.items()}
+        """Place -> the root that it hangs on. A join hangs on the last of those that it waits for: a client that
+        holds its place for it waits for nobody behind."""
+        above = {fork: [parent] for parent, forks in self._links.forks.items() for fork in forks}
+        above |= {turn: list(before) for turn, before in self._links.waits.items()}
         out: list[int] = []
         for k in range(len(self._rows)):
-            out.append(out[above[k]] if k in above else k)
+            out.append(max((out[other] for other in above[k]), default=k) if k in above else k)
         return out
 
     def _schedule(self, offer: Offer) -> list[tuple[int, int]]:
         """(time or step, place) of all that come by themselves, in the order in which they come."""
         hanging = self._inherited.keys()
         if offer.lock is not None:
-            met, at = offer.lock.met_step.tolist(), offer.lock.arrival_ns.tolist()
-            self._recorder.arrival[:] = at
+            met, at = offer.lock.met_step.tolist(), self._arrived
             self._cancel_before = sorted((s, k) for k, s in enumerate(offer.lock.cancel_step.tolist()) if s >= 0)
             known = [k for k, step in enumerate(met) if step >= 0 and k not in hanging]
             return [(met[k], k) for k in sorted(known, key=lambda k: (met[k], at[k], k))]
@@ -132,6 +134,8 @@ class Arrivals:
                 self._next += 1
             else:
                 break
+            if self._closed:
+                self._recorder.arrival[first[1]] = first[0]
             self._add(first[1], index, now)
         given_up = set()
         while self._cancel_at and self._cancel_at[0][0] <= until:
@@ -144,22 +148,22 @@ class Arrivals:
             self._cancel(k, index, now)
         self._find_next()
 
-    def _work(self, k: int) -> Work:
+    def _work(self, k: int, arrival_ns: int) -> Work:
         row = self._rows[k]
         prompt, output, priority = (column[row] for column in self._works)
         parent, inherited, _ = self._inherited.get(k, (-1, 0, False))
-        return Work(row, prompt, output, self._recorder.arrival[k], priority, parent, inherited)
+        return Work(row, prompt, output, arrival_ns, priority, parent, inherited)
 
     def _add(self, k: int, index: int, now: int) -> None:
         """A request comes; its forks come with it, to start later."""
         recorder = self._recorder
-        if recorder.offer.concurrency is not None:
-            recorder.arrival[k] = max(now, 0)
+        if not self._by_clock and (recorder.offer.concurrency is not None or k in self._links.waits):
+            recorder.arrival[k] = now  # the recorded one is by another clock, and serves for the order only
         family: list[tuple[int, str | None]] = [(k, None)]
         while family:
             member, refused = family.pop()
             recorder.met_step[member] = index
-            reason = refused or self._engine.add(self._work(member))
+            reason = refused or self._engine.add(self._work(member, self._arrived[k]))
             if reason is not None:
                 recorder.reasons[self._rows[member]] = reason
                 recorder.finish(member, Outcome.REJECTED, now)
