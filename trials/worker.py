@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from trials.content import Content
 from trials.engine import Engine, EngineDied, EngineFacts, Refused
-from trials.engines import engine_module
+from trials.engines import domain_of, engine_module
 from trials.fingerprint import engine_hash, environment, file_digest, spec_hash, trace_hash
 from trials.geometry import block_table_bytes
 from trials.ladder import Asked, Locks, Outcome, run
@@ -216,13 +216,16 @@ def pool_residual(ledger: Ledger, facts: EngineFacts) -> str:
 
 
 def describe(spec: TrialSpec) -> dict[str, Any]:
-    """What this interpreter's engine is, and which block sizes it takes."""
+    """What this interpreter's engine is, and which block sizes and knobs it takes."""
     module = engine_module(spec.engine.name)
     module.prepare(spec)
+    domain = domain_of(spec)
     identity = module.identity(spec)
+    knobs = [name for name in type(spec.policy).model_fields if name not in domain.not_applicable]
     return {
         "engine": spec.engine.name, "engine_hash": engine_hash(identity), "identity": identity,
-        "block_sizes": {"minimum": 1, "multiple_of": 1}, "environment": environment(),
+        "block_sizes": {"minimum": domain.minimum, "multiple_of": domain.multiple_of, "source": domain.source},
+        "knobs": knobs, "not_applicable": list(domain.not_applicable), "environment": environment(),
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ Each module offers
     open(spec: TrialSpec, content: Content) -> Engine | Refused
     identity(spec: TrialSpec) -> dict        # what its hash is made of, without opening it
     prepare(spec: TrialSpec) -> None         # settle the process before anything heavy is imported
+    accepts(spec: TrialSpec) -> Domain       # block sizes and knobs, from its own interpreter; absent: any
 """
 
 import importlib
@@ -14,6 +15,7 @@ from typing import Any, Protocol, cast
 
 from trials.content import Content
 from trials.engine import Engine, Refused
+from trials.engines.domain import Domain
 from trials.spec import TrialSpec
 from trials.units import SpecError, nearest
 
@@ -39,3 +41,9 @@ def engine_module(name: str) -> EngineModule:
     if name not in ENGINES:
         raise SpecError(f"engine {name!r} does not exist; {nearest(name, ENGINES)}")
     return cast(EngineModule, importlib.import_module(ENGINES[name]))
+
+
+def domain_of(spec: TrialSpec) -> Domain:
+    """What the spec's engine accepts, in its own words. SpecError where this interpreter does not have it."""
+    accepts = getattr(engine_module(spec.engine.name), "accepts", None)
+    return Domain() if accepts is None else cast(Domain, accepts(spec))

@@ -13,24 +13,27 @@ from trials.content import Content
 from trials.engine import Engine, EngineDied, EngineFacts, EngineStart, Refused
 from trials.engines.domain import Domain
 from trials.engines.identity import processor_name
-from trials.engines.installed import installed_digests, model_digests
+from trials.engines.installed import installed_digests, installed_folder, model_digests
 from trials.engines.kernels.threads import prepare_process
 from trials.engines.shapes import TORCH_DTYPES, content_limit
 from trials.fingerprint import distribution_versions, engine_hash, source_digests
 from trials.geometry import pool_geometry
 from trials.spec import TrialSpec
+from trials.units import SpecError
 
 FILES = (
     "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/branches.py", "engines/cb_config.py",
     "engines/cb_engine.py", "engines/cb_loop.py", "engines/cb_opening.py", "engines/cb_rehearsal.py",
     "engines/cb_watch.py", "engines/filling.py", "engines/shapes.py", "engines/torch_device.py",
-    "engines/torch_peak.py", "engines/transformers_cb.py", "geometry.py", "ledger.py", "load.py", "recorder.py", "replay.py",
+    "engines/torch_peak.py", "engines/transformers_cb.py", "geometry.py", "ledger.py", "load.py", "recorder.py",
+    "replay.py",
 )  # fmt: skip
 INSTALLED = (
     "cache_utils.py", "generation/configuration_utils.py", "generation/continuous_batching/**/*.py",
     "integrations/*_paged.py", "integrations/sdpa_attention.py", "masking_utils.py", "modeling_utils.py",
 )  # fmt: skip
 MINIMUM = 4  # page_size; transformers' own check says the same when it is opened
+REMEDY = "run `make engines`, and name its interpreter in engine.python"
 _SETTLED = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
     "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "KINETO_LOG_LEVEL": "99",
@@ -72,6 +75,8 @@ def _device(spec: TrialSpec) -> dict[str, str]:
 
 def accepts(spec: TrialSpec) -> Domain:
     """Any page of at least four tokens; the knobs that transformers does not have."""
+    if installed_folder("transformers") is None:
+        raise SpecError(f"no transformers in this interpreter; {REMEDY}")
     known = type(spec.policy).model_fields.keys()
     fixed = (
         "eviction", "free_order", "long_prefill_token_threshold", "preemption", "prefix_match", "queue",

@@ -19,13 +19,14 @@ from trials.engines.shapes import TORCH_DTYPES, content_limit
 from trials.fingerprint import distribution_versions, engine_hash, source_digests
 from trials.geometry import pool_geometry
 from trials.spec import TrialSpec
+from trials.units import SpecError
 
 FILES = (
     "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/branches.py", "engines/filling.py",
     "engines/shapes.py", "engines/torch_device.py", "engines/torch_peak.py", "engines/vllm.py",
-    "engines/vllm_answers.py", "engines/vllm_args.py", "engines/vllm_core.py", "engines/vllm_domain.py", "engines/vllm_engine.py",
-    "engines/vllm_opening.py", "engines/vllm_serving.py", "engines/vllm_watch.py", "geometry.py", "ledger.py",
-    "load.py", "recorder.py", "replay.py",
+    "engines/vllm_answers.py", "engines/vllm_args.py", "engines/vllm_core.py", "engines/vllm_domain.py",
+    "engines/vllm_engine.py", "engines/vllm_opening.py", "engines/vllm_serving.py", "engines/vllm_watch.py",
+    "geometry.py", "ledger.py", "load.py", "recorder.py", "replay.py",
 )  # fmt: skip
 INSTALLED = (
     "*.so", "_custom_ops.py", "config/*.py", "engine/arg_utils.py", "envs.py", "platforms/*.py",
@@ -33,6 +34,7 @@ INSTALLED = (
     "v1/kv_cache_interface.py", "v1/outputs.py", "v1/request.py", "v1/sample/**/*.py", "v1/worker/**/*.py",
     "model_executor/layers/attention/*.py", "model_executor/models/llama.py",
 )  # fmt: skip
+REMEDY = "run `make engines`, and name its interpreter in engine.python"
 _SETTLED = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99",
@@ -100,9 +102,12 @@ def accepts(spec: TrialSpec) -> Domain:
     prepare(spec)
     try:
         from trials.engines.vllm_domain import domain
-    except ImportError:
-        return Domain(source="vLLM is not installed in this interpreter")
-    return domain(spec)
+    except ImportError as error:
+        raise SpecError(f"no vLLM in this interpreter ({error}); {REMEDY}") from None
+    try:
+        return domain(spec)
+    except _ERRORS as error:
+        raise SpecError(f"vLLM will not have this configuration: {_one_line(error)}") from None
 
 
 def open(spec: TrialSpec, content: Content) -> Engine | Refused:
@@ -119,7 +124,7 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
         from trials.engines.vllm_answers import Answers
         from trials.engines.vllm_serving import VllmServing
     except ImportError as error:
-        return Refused(f"no vLLM in this interpreter ({error}); run `make engines`, name it in engine.python")
+        return Refused(f"no vLLM in this interpreter ({error}); {REMEDY}")
     llm = None
     try:
         imported = time.perf_counter()
