@@ -130,6 +130,15 @@ def test_a_machine_that_never_settles_is_refused_in_words(
         _calibrated(Machine(45.0, probes=(0.3, 0.5, 0.9, 1.6, 3.0)), plan, tmp_path, monkeypatch)
 
 
+def test_where_only_the_speed_is_unusual_the_load_is_taken_and_that_is_said(
+    plan: DemoPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(45.0, probes=(0.3, 0.3, 0.5, 0.9, 1.6))
+    found, _, said = _calibrated(machine, plan, tmp_path, monkeypatch)
+    assert "no steady speed was found" in said[-1]
+    assert 0.75 <= found.utilisation <= 0.85
+
+
 def test_two_windows_are_measured_only_where_they_fit_into_the_time(plan: DemoPlan) -> None:
     fits = plan.calibration.sweep_seconds / (plan.num_points * plan.train.windows)
     assert repeats(plan, fits * 0.99) == plan.train.windows
