@@ -85,6 +85,33 @@ def trial(
 
 
 @app.command()
+def bound(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE")],
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="SPEC.yaml", help="A trial's or sweep's YAML, or roofline:GPU.")
+    ],
+    requests: Annotated[int, typer.Option(min=1, help="At most so many requests of the window.")] = 400,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """The most that block size, sharing and policy could gain here, and what limits instead. Seconds, no GPU.
+
+    Example: kvknee bound conv.parquet --engine trial.yaml
+    """
+    with verb(as_json):
+        from orchestrator.bound import bound as bound_on
+        from orchestrator.bound import bound_spec
+        from trials.trace import load_trace
+
+        found = bound_on(bound_spec(engine, trace, tuple(sets or ())), load_trace(trace), requests)
+        if as_json:
+            _say_json(found.model_dump(mode="json"))
+        else:
+            for line in found.lines:
+                typer.echo(line)
+
+
+@app.command()
 def run(
     sweep: Annotated[Path, typer.Argument(metavar="SWEEP.yaml")],
     sets: Sets = None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.bounded import bound_first
 from orchestrator.cli_errors import Interrupted
 from orchestrator.conclude import Conclusion, conclude, judged, outcome_of, publish
 from orchestrator.config import Sweep, stored_sweep
@@ -81,6 +82,7 @@ def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say) -> int:
     """Drive a sweep to its end in its folder and print what it came to; returns the exit code."""
     folder = prepare_folder(path.resolve(), sweep)
     with sole_driver(folder), _stoppable(folder):
+        bound_first(folder, sweep)
         tracker = open_tracker(folder, sweep)
         tracker.record(parent_entry(folder, sweep))
         try:

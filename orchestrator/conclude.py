@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.bounded import bound_words
 from orchestrator.config import Sweep
 from orchestrator.folder import SweepFolder, TrialRecord, write_text
 from search_spaces.knee import Measured, Rules, decide
@@ -87,6 +88,8 @@ def conclude(folder: SweepFolder, sweep: Sweep) -> Conclusion:
     """Write summary.csv and knee.json, then recipe.yaml and report.html from them."""
     records = folder.load_trials()
     outcome = outcome_of(records, sweep)
+    if said := bound_words(folder):
+        outcome = outcome.model_copy(update={"notes": (*outcome.notes, said)})
     write_text(folder.summary_csv, summary(records, sweep))
     write_text(folder.knee_json, outcome.model_dump_json(indent=1) + "\n")
     return Conclusion(outcome, unbalanced(records))

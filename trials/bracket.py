@@ -56,8 +56,9 @@ class _Trials:
         return self.known[rung]
 
 
-def search(holds: Holds, count: int, hint: int | None = None) -> Bracket:
-    """The highest of `count` rungs that holds. `hint`: where it is thought to be, from a neighbour's bracket.
+def search(holds: Holds, count: int, hint: int | None = None, stride: int = 1) -> Bracket:
+    """The highest of `count` rungs that holds. `hint`: where it is thought to be, from a neighbour's bracket; the
+    first step away from it is `stride` rungs.
 
     Without a hint the highest first (what is far too much is given up soon), then by bisection; with one, outwards
     from it in steps that double until the bracket is closed.
@@ -65,7 +66,7 @@ def search(holds: Holds, count: int, hint: int | None = None) -> Bracket:
     trials = _Trials(holds)
     top = count
     while True:
-        low, high = _closed(trials, top, hint)
+        low, high = _closed(trials, top, hint, stride)
         best = low if low >= 0 else None
         if best is None or best == 0 or trials.at(best - 1):
             break
@@ -75,11 +76,12 @@ def search(holds: Holds, count: int, hint: int | None = None) -> Bracket:
     return Bracket(best, beyond, below, tuple(trials.known.items()))
 
 
-def _closed(trials: _Trials, top: int, hint: int | None) -> tuple[int, int]:
+def _closed(trials: _Trials, top: int, hint: int | None, stride: int) -> tuple[int, int]:
     """(holds or -1, does not hold or `top`), next to each other."""
     if top == 0:
         return -1, 0
-    low, high = _around(trials, min(max(top - 1 if hint is None else hint, 0), top - 1), top, hint is not None)
+    start = min(max(top - 1 if hint is None else hint, 0), top - 1)
+    low, high = _around(trials, start, top, stride if hint is not None else 0)
     while high - low > 1:
         middle = min(max(low + round((high - low) * _UPWARD), low + 1), high - 1)
         if trials.at(middle):
@@ -89,11 +91,11 @@ def _closed(trials: _Trials, top: int, hint: int | None) -> tuple[int, int]:
     return low, high
 
 
-def _around(trials: _Trials, start: int, top: int, far: bool) -> tuple[int, int]:
-    """The bracket after the first rung, and, if it may lie `far` from there, after steps that double."""
-    low, high, step = -1, top, 1
+def _around(trials: _Trials, start: int, top: int, step: int) -> tuple[int, int]:
+    """The bracket after the first rung, and, unless `step` is 0, after steps from there that double."""
+    low, high = -1, top
     at, upwards = start, trials.at(start)
-    if not far:
+    if not step:
         return (start, top) if upwards else (-1, start)
     while 0 <= at < top and trials.at(at) == upwards:
         low, high = (at, high) if upwards else (low, at)

@@ -51,16 +51,18 @@ class Outcome:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection inside a measured window: its pauses are not the engine's."""
-    gc.collect()
-    gc.freeze()
+def _no_collection(measured: bool) -> Iterator[None]:
+    """No garbage collection inside a replay: its pauses are not the engine's. None is due where time is modelled."""
+    if measured:
+        gc.collect()
+        gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
+        if measured:
+            gc.unfreeze()
 
 
 class Replays:
@@ -91,7 +93,7 @@ class Replays:
             f"{phase} {load.label}: {len(asked.rows)} requests, {asked.window_ns[1] / 1e9:.1f} s of engine time"
         )
         rule = StopRule(self._trace, asked, self._slo) if early and asked.lock is None else None
-        with _no_collection():
+        with _no_collection(self._engine.facts.clock != "virtual"):
             recorded = replay(self._engine, self._trace, asked, self._spec.seed, rule)
         return self._keep(asked, recorded, measure(recorded, self._engine.facts, self._slo, self._trace))
 

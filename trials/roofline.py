@@ -66,18 +66,22 @@ class Scale:
     model: ModelSpec
     block_size: int
     max_num_batched_tokens: int
+    block_term: bool = True  # False: what a block costs beside its tokens is left out
 
 
-def step_time(text: str, model: ModelSpec, block_size: int, max_num_batched_tokens: int = 2048) -> StepTime:
+def step_time(
+    text: str, model: ModelSpec, block_size: int, max_num_batched_tokens: int = 2048, block_term: bool = True
+) -> StepTime:
     """The step-time function named by `text`: StepShape -> (step ns, attention ns).
 
-    `max_num_batched_tokens` is how far the tables are made beforehand; larger steps are computed. SpecError where
-    the form, the GPU or a number is unknown.
+    `max_num_batched_tokens` is how far the tables are made beforehand; larger steps are computed. Without
+    `block_term` blocks cost nothing beside their tokens, as if the kernel did not know of them. SpecError where the
+    form, the GPU or a number is unknown.
     """
     form, _, arguments = text.partition(":")
     if form not in FORMS:
         raise SpecError(f"step_time {text!r}: the form {form!r} does not exist; {nearest(form, FORMS)}")
-    return FORMS[form](arguments, Scale(model, block_size, max_num_batched_tokens))
+    return FORMS[form](arguments, Scale(model, block_size, max_num_batched_tokens, block_term))
 
 
 def _linear_layers(gpu: GPU, model: ModelSpec) -> Callable[[int], float]:
@@ -123,8 +127,8 @@ def roofline(gpu: GPU, scale: Scale) -> StepTime:
     read = model.kv_bytes_per_token / gpu.bytes_per_ns
     heads = model.num_query_heads * model.head_dim * model.num_layers
     pair = 4 * heads / (gpu.bf16_tflops * 1e3 * gpu.attention_share)
-    block = gpu.block_ns * model.num_layers
-    tile = KV_TILE_TOKENS - 1
+    block = gpu.block_ns * model.num_layers if scale.block_term else 0.0
+    tile = KV_TILE_TOKENS - 1 if scale.block_term else 0
 
     def step(shape: StepShape) -> tuple[int, int]:
         decodes, context, blocks, _, tokens, before, pairs, sampled = shape
@@ -152,10 +156,11 @@ def _numbers(form: str, arguments: str, least: int, most: int) -> list[float]:
     return found + [0.0] * (most - len(found))
 
 
-def _linear(arguments: str, _: Scale) -> StepTime:
+def _linear(arguments: str, scale: Scale) -> StepTime:
     """STEP_US, TOKEN_US, KV_NS, BLOCK_NS, PAIR_NS: a step, a computed token, a KV token read, a block, a pair."""
     step_us, token_us, kv, block, pair = _numbers("linear", arguments, 1, 5)
     base, token = step_us * 1e3, token_us * 1e3
+    block = block if scale.block_term else 0.0
 
     def step(shape: StepShape) -> tuple[int, int]:
         decodes, context, blocks, _, tokens, before, pairs, _ = shape

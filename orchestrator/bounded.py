@@ -1,0 +1,45 @@
+"""The bound of a sweep: taken before its first trial where time is modelled, kept as bound.json, and said."""
+
+import sys
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from orchestrator.config import Sweep
+from orchestrator.folder import SweepFolder, write_text
+from trials.slo import parse_slo
+from trials.spec import MODELLED
+from trials.trace import TraceError, load_trace
+from trials.units import SpecError
+
+_NUM_REQUESTS = 200
+_FILE = "bound.json"
+
+
+def bound_first(folder: SweepFolder, sweep: Sweep) -> None:
+    """Bound the default on the first window, once a folder; says why where it cannot."""
+    path = folder.path / _FILE
+    if path.is_file() or sweep.config.engine.name not in MODELLED or not parse_slo(sweep.config.slo).bounds_waiting:
+        return
+    from orchestrator.bound import bound
+
+    base = sweep.space.base
+    own = base.model_copy(update={"trace": base.trace.model_copy(update={"window": sweep.windows[0]})})
+    try:
+        found = bound(own, load_trace(Path(own.trace.path)), _NUM_REQUESTS)
+    except (SpecError, TraceError) as error:
+        print(f"note: no bound: {error}", file=sys.stderr)
+        return
+    write_text(path, found.model_dump_json(indent=1) + "\n")
+    print(f"bound: {found.words}", file=sys.stderr)
+
+
+def bound_words(folder: SweepFolder) -> str:
+    """What the bound said, as a note of the outcome; empty where there is none."""
+    from orchestrator.bound_answer import Bound
+
+    try:
+        found = Bound.model_validate_json((folder.path / _FILE).read_text(encoding="utf-8"))
+    except (OSError, ValidationError, UnicodeDecodeError):
+        return ""
+    return f"bound (modelled, {found.requests} requests): {found.words}"
