@@ -100,7 +100,8 @@ class PoolWatch:
 
     def audit_queue(self) -> tuple[list[int], list[int]]:
         """(ids without content, ids with content), each head first."""
-        blank, cached = [], []
+        blank: list[int] = []
+        cached: list[int] = []
         for block in self.queue():
             (blank if block.block_hash is None else cached).append(block.block_id)
         return blank, cached
