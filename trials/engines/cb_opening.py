@@ -17,6 +17,8 @@ from trials.engines.torch_peak import peak_bytes
 from trials.geometry import pool_geometry
 from trials.spec import PoolSpec, TrialSpec
 
+_MAPPED: list[bool] = []  # a process maps its libraries once
+
 
 class Opening:
     """One engine being opened; `give_up` ends what was started."""
@@ -27,7 +29,14 @@ class Opening:
         self._thread: ServingThread | None = None
 
     def map_libraries(self) -> None:
-        """Serve with a small model first: what libraries map on first use is then in the process's baseline."""
+        """Serve with a small model, once a process: what libraries map on first use is then in its baseline."""
+        if not _MAPPED:
+            self._serve_small()
+            _MAPPED.append(True)
+        release_freed_memory()
+        self._baseline = occupied(self._spec.engine.device)
+
+    def _serve_small(self) -> None:
         peak_bytes(lambda: None)  # torch's profiler insists on the main thread for its first time
         spec = _small(self._spec)
         geometry = pool_geometry(spec)
@@ -36,9 +45,6 @@ class Opening:
         rehearse(thread, [24, 24], spec.model.vocab_size)
         thread.stop()
         self._thread = None
-        del thread
-        release_freed_memory()
-        self._baseline = occupied(self._spec.engine.device)
 
     def serving_thread(self, manager: Any) -> ServingThread:
         """Its thread, standing before the first turn. Raises EngineDied."""

@@ -15,22 +15,28 @@ from trials.engines.vllm_args import open_llm, runner_of
 from trials.geometry import pool_geometry
 from trials.spec import PoolSpec, TrialSpec
 
+_MAPPED: list[bool] = []  # a process maps its libraries once
+
 
 def baseline_bytes(spec: TrialSpec) -> int:
-    """What is occupied before the engine is built. On a CPU a small one serves first, and is given back: what
-    libraries map on first use is then in the baseline; on CUDA, the driver's context is."""
+    """What is occupied before the engine is built. On a CPU a small one serves first, once a process, and is given
+    back: what libraries map on first use is then in the baseline. On CUDA, the driver's context is."""
     if spec.engine.device == "cpu":
-        small = _small(spec)
-        geometry = pool_geometry(small)
-        assert isinstance(geometry, PoolGeometry)
-        llm = open_llm(small, geometry)
-        rehearse(llm, geometry, on_cpu=True)
-        shut(llm)
-        del llm
+        if not _MAPPED:
+            _serve_small(_small(spec))
+            _MAPPED.append(True)
     else:
         torch.zeros(1, device=spec.engine.device)
     release_freed_memory()
     return occupied(spec.engine.device)
+
+
+def _serve_small(spec: TrialSpec) -> None:
+    geometry = pool_geometry(spec)
+    assert isinstance(geometry, PoolGeometry)
+    llm = open_llm(spec, geometry)
+    rehearse(llm, geometry, on_cpu=True)
+    shut(llm)
 
 
 def _small(spec: TrialSpec) -> TrialSpec:

@@ -1,0 +1,371 @@
+"""transformers' continuous batching as it is: contract, its own pool's accounts, every way it refuses or dies."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from driving import Driver, expected_hits, is_empty, make_forks, make_requests, make_spec, serve, work_of
+
+from trials.content import Content
+from trials.engine import Cause, Engine, EngineDied, Outcome, Refused
+from trials.engines import transformers_cb
+from trials.engines.installed import installed_digests
+from trials.ledger import account_bytes, unbalanced_rows
+from trials.load import offer
+from trials.replay import replay
+from trials.spec import Load, TrialSpec
+from trials.trace import Trace, save_trace
+from trials.units import SpecError
+
+transformers_cb.prepare(make_spec("transformers_cb", 16, 40))  # before anything imports torch
+ROOT = Path(__file__).parent.parent
+SHARED = [[0, 1, 2, 3, 9], [0, 1, 2, 4], [0, 1, 2, 3], [5, 6], [0, 1, 7], [5, 6]]
+PROMPTS, OUTPUTS = [90, 70, 65, 40, 52, 33], [9, 12, 1, 20, 5, 7]
+
+
+def opened(trace: Trace, block_size: int, num_blocks: int, **more: object) -> Engine:
+    engine = transformers_cb.open(make_spec("transformers_cb", block_size, num_blocks, **more), Content(trace))
+    assert not isinstance(engine, Refused), engine.words
+    return engine
+
+
+@pytest.fixture(scope="module")
+def shared() -> Trace:
+    return make_requests(PROMPTS, OUTPUTS, SHARED)
+
+
+@pytest.mark.parametrize("block_size", [4, 7, 16, 64])
+def test_every_request_gets_exactly_its_tokens_and_the_accounts_hold_at_every_step(
+    shared: Trace, block_size: int
+) -> None:
+    engine = opened(shared, block_size, 640 // block_size)
+    driver = serve(engine, shared)
+    assert driver.delivered == dict(enumerate(OUTPUTS))
+    assert set(driver.outcomes.values()) == {Outcome.COMPLETED}
+    assert is_empty(engine)
+    assert engine.facts.groups[0].block_size == block_size
+    engine.close()
+
+
+def test_what_the_model_says_does_not_depend_on_block_size_sharing_or_preemption(shared: Trace) -> None:
+    def picks(block_size: int, num_blocks: int, **more: object) -> dict[int, list[int]]:
+        engine = opened(shared, block_size, num_blocks, **more)
+        said: dict[int, list[int]] = {}
+        engine.on_pick = lambda row, token: said.setdefault(row, []).append(token)  # type: ignore[attr-defined]
+        driver = serve(engine, shared)
+        engine.close()
+        picks.preempted = len(driver.preempted)  # type: ignore[attr-defined]
+        return said
+
+    plain = picks(16, 60, prefix_caching=False)
+    assert len({token for row in plain.values() for token in row}) > 20, "the model says almost nothing"
+    assert picks(5, 200) == plain
+    assert picks(16, 13) == plain
+    assert picks.preempted, "the tight pool did not preempt"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 24])
+def test_hits_are_exactly_the_content_trees(shared: Trace, block_size: int) -> None:
+    engine = opened(shared, block_size, 2000 // block_size)
+    engine.start(cold=True)
+    driver = Driver(engine, shared)
+    for row in range(len(shared)):
+        driver.add([row])
+        driver.drain()
+    expected = expected_hits(Content(shared), shared, range(len(shared)), block_size)
+    assert driver.hits == expected
+    assert any(expected.values())
+    engine.close()
+
+
+def test_equal_prompts_share_their_prompt_and_not_their_answers() -> None:
+    trace = make_requests([64] * 4, [40] * 4, [[1, 2, 3, 4]] * 4)
+    engine = opened(trace, 8, 200)
+    engine.start(cold=True)
+    driver = Driver(engine, trace)
+    driver.add(range(4))
+    for _ in range(36):
+        driver.step()
+    tables = engine.audit().groups[0].tables
+    answers = [set(table[8:]) for table in tables.values()]
+    assert len(answers) == 4
+    assert sum(len(a) for a in answers) == len(set().union(*answers)), "answers of several requests share a block"
+    driver.drain()
+    engine.close()
+
+
+def test_overload_preempts_and_still_delivers_each_token_once() -> None:
+    trace = make_requests([60, 50, 70, 40, 55], [60, 70, 50, 80, 65])
+    engine = opened(trace, 16, 16)
+    driver = serve(engine, trace)
+    assert driver.preempted
+    assert all(held > 0 for _, held in driver.preempted)
+    assert driver.delivered == dict(enumerate(trace.num_output_tokens.tolist()))
+    assert is_empty(engine)
+    engine.close()
+
+
+def test_cancelled_requests_are_over_at_once_and_their_blocks_are_back() -> None:
+    trace = make_requests([40, 60, 50, 45], [30, 30, 30, 30])
+    engine = opened(trace, 8, 100, max_num_seqs=2)
+    engine.start(cold=True)
+    driver = Driver(engine, trace)
+    driver.add(range(4))
+    for _ in range(6):
+        driver.step()
+    running = set(engine.audit().groups[0].tables)
+    waiting = set(range(4)) - running
+    assert running
+    assert waiting
+    for row in (min(running), min(waiting)):
+        driver.flowing.discard(row)
+        assert engine.cancel(row) is True
+        assert engine.cancel(row) is False
+        assert row not in engine.audit().groups[0].tables
+        driver.check()
+    driver.drain()
+    assert len(driver.outcomes) == 2
+    assert engine.cancel(0) is False
+    assert is_empty(engine)
+    engine.close()
+
+
+def test_a_fork_starts_when_its_parent_holds_what_it_inherits() -> None:
+    trace = make_forks(prompt=40, output=20, inherited=[32, 40, 50])
+    engine = opened(trace, 8, 100)
+    driver = serve(engine, trace)
+    started = dict(driver.started)
+    assert started[1] == started[2] == 0, "the whole prompt is computed in the first step"
+    assert started[3] == 10, "ten decodes after it, fifty tokens are held"
+    assert driver.hits[1] == 32
+    assert driver.hits[2] == 40
+    assert driver.hits[3] == 48
+    assert driver.delivered == {0: 20, 1: 5, 2: 5, 3: 5}
+    engine.close()
+
+
+def test_a_fork_that_never_started_can_be_cancelled() -> None:
+    trace = make_forks(prompt=30, output=5, inherited=[30])
+    engine = opened(trace, 8, 100, max_num_batched_tokens=16, max_num_seqs=4)
+    engine.start(cold=True)
+    driver = Driver(engine, trace)
+    driver.add([0, 1])
+    assert driver.step() is not None
+    assert engine.cancel(1) is True
+    assert engine.cancel(1) is False
+    driver.drain()
+    assert driver.started == []
+    engine.close()
+
+
+def test_what_can_never_fit_is_refused_before_it_reaches_the_thread_and_the_others_are_served() -> None:
+    trace = make_requests([150, 20, 180], [40, 10, 20])
+    engine = opened(trace, 16, 12)
+    engine.start(cold=True)
+    assert "12 blocks of 16 at its end, more than the 10" in str(engine.add(work_of(trace, 0)))
+    assert "more than max_model_len 192" in str(engine.add(work_of(trace, 2)))
+    driver = Driver(engine, trace)
+    driver.add([1])
+    driver.drain()
+    assert driver.delivered == {1: 10}
+    engine.close()
+
+
+def test_a_cold_start_is_proven_and_replays_change_nothing_for_one_another(shared: Trace) -> None:
+    engine = opened(shared, 16, 20)
+    first = serve(engine, shared).ledger
+    assert serve(engine, shared, [5, 3, 1]).ledger != first
+    assert serve(engine, shared).ledger == first
+    allocator = engine.watch.allocator  # type: ignore[attr-defined]
+    engine.start(cold=True)
+    assert engine.ledger()[0].free_blocks == allocator.num_blocks
+    driver = Driver(engine, shared)
+    driver.add([0])
+    driver.step()
+    with pytest.raises(RuntimeError, match="can only start drained: 1 requests are alive"):
+        engine.start(cold=True)
+    engine.close()
+
+
+def test_the_head_of_the_queue_says_why_it_waits() -> None:
+    trace = make_requests([100, 100, 30], [60, 60, 5])
+    engine = opened(trace, 16, 16)
+    engine.start(cold=True)
+    driver = Driver(engine, trace)
+    driver.add(range(3))
+    causes = set()
+    while (step := driver.step()) is not None:
+        causes.add(step.refusal.cause)
+        assert (step.refusal.row == -1) == (step.num_waiting == 0 or step.refusal.cause is Cause.NONE)
+    assert causes >= {Cause.NONE, Cause.BUDGET}
+    assert causes & {Cause.MEMORY, Cause.PREEMPTED}
+    engine.close()
+
+
+def test_a_replay_locked_to_its_steps_repeats_the_ledger_byte_for_byte(shared: Trace) -> None:
+    spec = make_spec("transformers_cb", 16, 20)
+    engine = opened(shared, 16, 20)
+    asked = offer(shared, spec.trace, Load(rate_scale=1.0), "cold")
+    first = replay(engine, shared, asked)
+    again = replay(engine, shared, asked.locked(first.requests.met_step, first.requests.cancel_step))
+    assert again.clock == "steps"
+    assert first.void_because == []
+    assert first.broken_laws == []
+    for name, column in first.ledger.items():
+        np.testing.assert_array_equal(again.ledger[name], column, err_msg=name)
+    assert len(unbalanced_rows(account_bytes(first.ledger, engine.facts.groups))) == 0
+    engine.close()
+
+
+def test_a_dead_serving_thread_is_told_with_its_own_error(shared: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(shared, 16, 40)
+    engine.start(cold=True)
+    driver = Driver(engine, shared)
+    driver.add([0, 1])
+    driver.step()
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("the kernel divided by nothing")
+
+    monkeypatch.setattr(engine.processor.model_runner, "compute_batch", broken)  # type: ignore[attr-defined]
+    with pytest.raises(EngineDied, match="ZeroDivisionError: the kernel divided by nothing") as died:
+        engine.step()
+    assert isinstance(died.value.__cause__, ZeroDivisionError)
+    engine.close()
+    engine.close()
+
+
+def test_one_request_that_fails_is_failed_and_not_delivered(shared: Trace) -> None:
+    engine = opened(shared, 16, 40)
+    engine.start(cold=True)
+    engine.add(work_of(shared, 0))
+    engine.manager.input_queue.queue[0].logit_processor_kwargs["no_such"] = 1  # type: ignore[attr-defined]
+    driver = Driver(engine, shared)
+    driver.add([1])
+    driver.drain()
+    assert driver.outcomes[0] is Outcome.FAILED
+    assert driver.outcomes[1] is Outcome.COMPLETED
+    assert driver.delivered.get(0, 0) == 0
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"block_size": 3}, "page_size must be at least 4"),
+        ({"engine": {"args": {"cpu_offload_space": 0.1}}}, "transformers will not start"),
+        ({"engine": {"args": {"attn_implementation": "no_such"}}}, "no_such"),
+        ({"engine": {"args": {"no_such_argument": 1}}}, "no_such_argument"),
+        ({"engine": {"args": {"scheduler_type": "lifo"}}}, "fifo and prefill_first"),
+        ({"engine": {"args": {"page_size": 32}}}, "page_size follow from pool"),
+        ({"engine": {"tensor_parallel_size": 2}}, "tensor_parallel_size must be 1"),
+        ({"num_blocks": 2}, "keeps 2 blocks for itself"),
+        ({"model": {"kv_dtype": "bfloat16"}}, "the model's own dtype"),
+    ],
+)  # fmt: skip
+def test_what_it_will_not_run_is_refused_in_words(shared: Trace, more: dict[str, object], words: str) -> None:
+    asked: dict[str, object] = {"block_size": 16, "num_blocks": 40} | more
+    refused = transformers_cb.open(make_spec("transformers_cb", **asked), Content(shared))  # type: ignore[arg-type]
+    assert isinstance(refused, Refused)
+    assert words in refused.words
+
+
+def test_what_runs_is_read_back_and_not_what_was_asked() -> None:
+    trace = make_requests([20], [3])
+    # 3 layers of 1 head of 20 elements: blocks of 4 tokens are no multiple of 128 bytes, sectors hold two.
+    engine = opened(trace, 4, 41, model={"num_layers": 1, "num_kv_heads": 1, "num_query_heads": 2, "head_dim": 6})
+    (geometry,) = engine.facts.groups
+    assert geometry.block_bytes == 192
+    assert geometry.reserve_blocks == 4
+    assert geometry.num_blocks == 40
+    assert geometry.remainder_bytes == 192
+    knobs = dict(engine.facts.effective)
+    assert knobs["attention_backend"] == "sdpa"
+    assert knobs["block_size"] == "4"
+    assert knobs["eviction"] == "all_at_once"
+    assert geometry.kernel_block_size == 1, "without flash kernels the cache is read token by token"
+    serve(engine, trace)
+    engine.close()
+
+
+def test_device_bytes_are_named_and_the_rest_is_a_small_signed_residual(shared: Trace) -> None:
+    engine = opened(shared, 16, 40)
+    serve(engine, shared)
+    device = engine.audit().device
+    assert device.pool == 40 * 16 * 2 * 2 * 2 * 32 * 4
+    assert device.weights >= 2 * 512 * 64 * 4
+    assert device.workspace > 64 * (38 * 16 + 64) * 4, "the mask alone takes as much"
+    assert abs(device.residual) < 64 << 20
+    engine.close()
+
+
+def test_one_changed_byte_of_the_installed_engine_shows_and_a_moved_environment_does_not(tmp_path: Path) -> None:
+    def made(folder: Path, byte: str) -> dict[str, str]:
+        package = folder / "made_engine_of_mine"
+        (package / "core").mkdir(parents=True)
+        (package / "__init__.py").write_text("raise AssertionError('must not be imported')")
+        (package / "core" / "pool.py").write_text(f"FREE = {byte}")
+        sys.path.insert(0, str(folder))
+        try:
+            return installed_digests("made_engine_of_mine", ["core/**/*.py", "*.py"])
+        finally:
+            sys.path.remove(str(folder))
+            sys.path_importer_cache.clear()
+
+    one = made(tmp_path / "a", "1")
+    assert made(tmp_path / "b", "1") == one
+    moved = made(tmp_path / "c", "2")
+    assert {name for name in one if one[name] != moved[name]} == {"made_engine_of_mine/core/pool.py"}
+    found = transformers_cb.identity(make_spec("transformers_cb", 16, 40))["installed"]
+    assert "transformers/generation/continuous_batching/scheduler.py" in found
+    assert found == transformers_cb.identity(make_spec("transformers_cb", 32, 99))["installed"]
+
+
+def test_the_candidates_policy_is_no_part_of_the_engine() -> None:
+    base = transformers_cb.identity(make_spec("transformers_cb", 16, 40))
+    assert transformers_cb.identity(make_spec("transformers_cb", 64, 9, prefix_caching=False)) == base
+    other = make_spec("transformers_cb", 16, 40, engine={"args": {"scheduler_type": "prefill_first"}})
+    assert transformers_cb.identity(other) != base
+
+
+def run_worker(spec: TrialSpec, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "spec.json"
+    path.write_text(spec.model_dump_json())
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(folder)}
+    command = [sys.executable, "-P", "-m", "trials.worker", *arguments, str(path)]
+    command += [] if arguments else [str(folder)]
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=200)
+
+
+def test_the_worker_runs_a_trial_under_this_interpreter(shared: Trace, tmp_path: Path) -> None:
+    save_trace(shared, tmp_path / "t.parquet")
+    ended = run_worker(make_spec("transformers_cb", 16, 40, str(tmp_path / "t.parquet")), tmp_path)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "complete"
+    assert result["ineligible_because"] == []
+    assert result["evidence"] == "measured"
+    assert result["effective"]["block_size"] == 16
+    assert result["counts"]["completed"] == 6
+
+
+def test_describe_says_what_it_accepts(tmp_path: Path) -> None:
+    ended = run_worker(make_spec("transformers_cb", 16, 40), tmp_path, "--describe")
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    said = json.loads(ended.stdout)
+    assert said["block_sizes"]["minimum"] == 4
+    assert "eviction" in said["not_applicable"]
+    assert "watermark" in said["knobs"]
+
+
+def test_args_that_contradict_the_spec_are_bad_input() -> None:
+    from trials.engine import PoolGeometry
+    from trials.engines.cb_config import batching_args
+
+    spec = make_spec("transformers_cb", 16, 40, engine={"args": {"num_blocks": 3}})
+    with pytest.raises(SpecError, match="num_blocks follow from pool"):
+        batching_args(spec, PoolGeometry(16, 40, 0, 2048, 0, 40 * 16 * 2048, 16, 16))
