@@ -20,7 +20,8 @@ TINY = {
 def forked() -> Trace:
     return make_trace(
         np.zeros(3, np.int64), np.array([20, 20, 20]), np.array([9, 9, 9]), parent=np.array([-1, 0, 0]),
-        inherited_tokens=np.array([0, 20, 20]), starts=np.array([STARTS["arrival"], STARTS["fork"], STARTS["fork"]]),
+        inherited_tokens=np.array([0, 20, 20]),
+        starts=np.array([STARTS["arrival"], STARTS["fork"], STARTS["fork"]]),
     )  # fmt: skip
 
 
