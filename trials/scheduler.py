@@ -45,6 +45,7 @@ class Scheduler:
         self.forks = Forks(self.serving, policy)
         self.refusal = NO_REFUSAL
         self._victim = VICTIMS[policy.victim]
+        self._last_gives_way = policy.victim == "last_admitted" and not self.serving.reserving
         self._runs: dict[int, Run] = {}  # every live request, waiting or running
 
     @property
@@ -110,8 +111,10 @@ class Scheduler:
         run, count, need = self._partial_demand(left) if serving.partial else (None, 0, 0)
         if crossing and not serving.reserving:
             need += len(crossing)
-        if left < 0 or count < 0 or serving.sharing_tail or need > pool.available:
+        if left < 0 or count < 0 or serving.sharing_tail:
             left = self._serve_in_order()
+        elif need > pool.available:
+            left = self._serve_short(crossing or {}, run) if self._last_gives_way else self._serve_in_order()
         else:
             if crossing:
                 serving.open_blocks(crossing)
@@ -162,6 +165,28 @@ class Scheduler:
         return StepShape(
             decodes, ring.context + decodes, ring.blocks, chunks, tokens, context, pairs, decodes + sampled
         )
+
+    def _serve_short(self, crossing: dict[int, Run], partial: Run | None) -> int:
+        """As in order, where only blocks lack and the last admitted give way; the budget left.
+
+        The budget covers every decode, so that nothing needs deciding about those that open no block; whoever
+        is preempted stands behind all that were served, and a partial prefill stands last.
+        """
+        serving, ring, served = self.serving, self.serving.ring, dict[int, int]()
+        for run in list(crossing.values()):
+            self._make_room(run, 1, served)
+            if run.row not in serving.running:
+                break
+            serving.open_blocks({run.row: run})
+        if filling := ring.filling(serving.step):
+            serving.register_filled(filling)
+        left = self.budget - len(ring.runs)
+        if partial is not None and partial.row in serving.running and (count := self._grant(partial, left)):
+            self._make_room(partial, count, served)
+            if partial.row in serving.running:
+                serving.compute(partial, count)
+                left -= count
+        return left
 
     def _serve_in_order(self) -> int:
         """The plain path: one running request after the other, preempting where blocks lack; the budget left."""
