@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+ENGINES       := .venv-engines
+ENGINES_STAMP := $(ENGINES)/.installed
 
 # What libraries would otherwise leave in the user's home.
 export MPLCONFIGDIR := $(CURDIR)/$(VENV)/cache/matplotlib
@@ -15,11 +17,13 @@ define stage
 	echo "== $(1): $$(( $$(date +%s) - begin )) s"; exit $$status
 endef
 
-.PHONY: help install demo test lint types unit full clean
+.PHONY: help install engines demo test lint types unit test-engines full clean
 
 help:
 	@echo "make demo     set up .venv, then search block sizes on this machine with real tensors"
 	@echo "make test     set up .venv, then lint, types and tests"
+	@echo "make engines  set up $(ENGINES): vLLM for CPU and transformers, about 3.6 GB"
+	@echo "make test-engines  set it up, test the engines in it, compare our scheduler with vLLM's own"
 	@echo "make full     make test, then the slow tests and the benchmarks' targets"
 
 install: $(STAMP)
@@ -32,6 +36,17 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt torch && \
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test]' && \
 	touch $(STAMP) && echo "== install into $(VENV): $$(( $$(date +%s) - begin )) s"
+
+engines: $(ENGINES_STAMP)
+
+# Exact releases; the wheel of vLLM last and alone, by its hash, without the requirements that it does not need here.
+$(ENGINES_STAMP): requirements-engines.txt requirements-vllm.txt
+	@echo "== engines into $(ENGINES): about 3.6 GB, some minutes"; begin=$$(date +%s); \
+	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES) || exit 1; \
+	export PIP_DISABLE_PIP_VERSION_CHECK=1; \
+	$(ENGINES)/bin/python -m pip install -q -r requirements-engines.txt && \
+	$(ENGINES)/bin/python -m pip install -q --no-deps --require-hashes -r requirements-vllm.txt && \
+	touch $(ENGINES_STAMP) && echo "== engines into $(ENGINES): $$(( $$(date +%s) - begin )) s"
 
 demo: $(STAMP)
 	$(call stage,demo,$(BIN)/python -m orchestrator.demo -o runs/demo)
@@ -47,9 +62,18 @@ types: $(STAMP)
 unit: $(STAMP)
 	$(call stage,unit,$(BIN)/python -m pytest -q -m "not slow and not gpu")
 
-full: test
+# One process a file: each engine settles threads and environment for itself.
+test-engines: $(ENGINES_STAMP)
+	@for file in tests_engines/test_*.py; do \
+	echo "== $$file"; begin=$$(date +%s); \
+	$(ENGINES)/bin/python -m pytest -q -c tests_engines/pytest.ini $$file || exit 1; \
+	echo "== $$file: $$(( $$(date +%s) - begin )) s"; done
+	$(call stage,agreement with vLLM,$(ENGINES)/bin/python benchmarks/agreement.py --requests 30)
+
+full: test test-engines
 	$(call stage,slow,$(BIN)/python -m pytest -q -m slow)
 	$(call stage,simulator speed,$(BIN)/python benchmarks/simulator_speed.py)
+	$(call stage,agreement with vLLM in full,$(ENGINES)/bin/python benchmarks/agreement.py --requests 300)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
