@@ -204,6 +204,28 @@ def reproduce(
 
 
 @app.command()
+def check(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml")],
+    trace: Annotated[Path, typer.Option("--trace", metavar="NEW", help="What is served now.")],
+    as_json: Json = False,
+) -> None:
+    """Has the workload's shape, or the engine, moved from under a recipe? Exit 4 if the sweep must be run again.
+
+    Example: kvknee check runs/conv/recipe.yaml --trace today.parquet
+    """
+    with verb(as_json):
+        from orchestrator.check import check as check_recipe
+
+        found = check_recipe(recipe, trace)
+        if as_json:
+            _say_json(found.model_dump(mode="json"))
+        else:
+            for line in found.lines:
+                typer.echo(line)
+        raise typer.Exit(found.exit_code)
+
+
+@app.command()
 def controls(as_json: Json = False) -> None:
     """Provoke the eight failures; each must be caught by its check, and by that check alone.
 

@@ -21,7 +21,8 @@ from search_spaces.outcome import Outcome, VerdictRow
 from trials.describe import describe
 from trials.fingerprint import environment, file_digest, trace_hash, trace_parts
 from trials.result import Accounts, Hashes, TrialResult
-from trials.spec import Load, Measure, TrialSpec, read_yaml
+from trials.shape import shape_of
+from trials.spec import Load, Measure, TrialSpec, Window, read_yaml
 from trials.trace import Trace, load_trace, write_whole
 from trials.units import SpecError
 
@@ -59,6 +60,7 @@ class ExpectedReplay(_Model):
     time_mean: dict[str, float]
     peak: Accounts
     peak_step: int
+    window_ns: tuple[int, int] | None = None  # trace time; where a search on several windows came to this one
 
 
 class Beside(_Model):
@@ -124,6 +126,10 @@ class Recipe(_Model):
         value = float(decided.load.partition("=")[2])
         exact = [_load(ladder.over, v) for v in (ladder.low, ladder.high, value)]
         load = next((x for x in exact if x.label == decided.load), exact[-1])
+        if decided.window_ns is not None:
+            begin, finish = decided.window_ns
+            window = Window.model_construct(start=begin, duration=finish - begin)
+            spec = spec.model_copy(update={"trace": spec.trace.model_copy(update={"window": window})})
         return spec.model_copy(update={"measure": Measure(load=load), "phases": (decided.phase,)})
 
 
@@ -231,9 +237,19 @@ def _expected_replays(result: TrialResult, whole: bool) -> tuple[ExpectedReplay,
             time_mean=r.ledger.time_mean,
             peak=r.ledger.peak,
             peak_step=r.ledger.peak_step,
+            window_ns=_window_of(result),
         )
         for r in replays
     )
+
+
+def _window_of(result: TrialResult) -> tuple[int, int] | None:
+    """Of several windows that were searched, the one whose replays the result holds."""
+    found = result.capacity
+    if found is None or len(found.parts) < 2:
+        return None
+    part = found.parts[found.decides]
+    return part.start_ns, part.end_ns
 
 
 def _relative(spec: TrialSpec, folder: Path) -> tuple[TrialSpec, Locator, Locator | None]:
@@ -297,7 +313,7 @@ def _calibration(settings: Mapping[str, Any], info: Mapping[str, Any]) -> dict[s
 
 
 def _shape(trace: Trace) -> dict[str, Any]:
-    return describe(trace).model_dump(mode="json")
+    return describe(trace).model_dump(mode="json") | {"shape": shape_of(trace).model_dump(mode="json")}
 
 
 def _mapping(value: Any) -> dict[str, Any]:
