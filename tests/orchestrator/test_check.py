@@ -29,12 +29,9 @@ def same_engine(path: Path):
 
 
 def longer(path: Path) -> Path:
-    trace = load_trace(path)
-    save_trace(
-        make_trace(trace.arrival_ns, trace.num_prompt_tokens * 3, trace.num_output_tokens),
-        path.with_name("long.parquet"),
-    )
-    return path.with_name("long.parquet")
+    trace, out = load_trace(path), path.with_name("long.parquet")
+    save_trace(make_trace(trace.arrival_ns, trace.num_prompt_tokens * 3, trace.num_output_tokens), out)
+    return out
 
 
 def test_the_same_workload_on_the_same_engine_is_still_valid(recipe: Path) -> None:
