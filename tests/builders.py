@@ -40,12 +40,53 @@ def token_time(shape: StepShape) -> tuple[int, int]:
 
 
 class Watched(Modelled):
-    """The simulator's execution; keeps what the last plan said."""
+    """The simulator's execution; keeps what the last plan copied."""
 
     copies: tuple[tuple[int, int], ...] = ()
 
     def execute(self, plan: Plan) -> tuple[int, int | None]:
         self.copies = tuple(plan.copies)
+        return super().execute(plan)
+
+
+class Remembering(Watched):
+    """Carries plans out on made-up tokens: what a row reads through its table must be what it wrote or inherited.
+
+    A copy out of a block that is still empty, or a write into one that others hold, shows here.
+    """
+
+    def __init__(self, trace: Trace, size: int) -> None:
+        super().__init__(token_time, DeviceBytes())
+        self._content, self._size = Content(trace), size
+        self._slots: dict[int, object] = {}  # block * size + offset -> token
+        self._known: dict[int, list[object]] = {}
+
+    def reset(self) -> None:
+        self._slots = {}
+
+    def _tokens(self, row: int) -> list[object]:
+        if row not in self._known:
+            out = self._known[row] = []
+            for node, end in self._content.path(row):
+                out += [(node, at) for at in range(len(out), end)]
+        return self._known[row]
+
+    def execute(self, plan: Plan) -> tuple[int, int | None]:
+        size, slots = self._size, self._slots
+        assert len({new for _, new in plan.copies}) == len(plan.copies)
+        copied = {new * size + k: slots.get(old * size + k) for old, new in plan.copies for k in range(size)}
+        slots.update(copied)
+        rows = [(run, run.computed_at(plan.step), 1) for run in plan.decoding.values()]
+        rows += [(chunk.run, chunk.start, chunk.num_tokens) for chunk in plan.chunks]
+        for run, start, count in rows:
+            tokens = self._tokens(run.row)
+            for at in range(start, start + count):
+                slots[run.table[at // size] * size + at % size] = tokens[at]
+        for run, start, count in rows:
+            end = start + count
+            first = 0 if count > 1 or (end + run.row) % 4 == 0 else max(0, end - size)  # all, or the tail
+            read = [slots.get(run.table[at // size] * size + at % size) for at in range(first, end)]
+            assert read == self._tokens(run.row)[first:end], f"row {run.row} reads what it did not write"
         return super().execute(plan)
 
 
@@ -56,8 +97,9 @@ def build_engine(
     reserve_blocks: int = 0,
     bytes_per_token: int = 64,
     step_time: Callable[[StepShape], tuple[int, int]] = token_time,
+    remembering: bool = False,
 ) -> PagedEngine:
-    """The simulator on a pool of `num_blocks` blocks."""
+    """The simulator on a pool of `num_blocks` blocks; `remembering`: every token read is looked at."""
     policy = policy or PoolPolicy()
     size = policy.block_size
     pool = num_blocks * size * bytes_per_token
@@ -66,7 +108,8 @@ def build_engine(
         "simulator", "0" * 64, "modelled", "virtual", (geometry,), 1, effective_knobs(policy, geometry),
         max_model_len=policy.max_model_len,
     )  # fmt: skip
-    engine = PagedEngine(facts, policy, Content(trace), Watched(step_time, DeviceBytes(pool=pool)))
+    watched = Remembering(trace, size) if remembering else Watched(step_time, DeviceBytes(pool=pool))
+    engine = PagedEngine(facts, policy, Content(trace), watched)
     BUILT.append(engine)
     return engine
 
@@ -116,7 +159,7 @@ class Case:
     reserve: int
 
     def engine(self) -> PagedEngine:
-        return build_engine(self.trace, self.policy, self.num_blocks, self.reserve)
+        return build_engine(self.trace, self.policy, self.num_blocks, self.reserve, remembering=True)
 
 
 def family_trace(rng: random.Random, count: int, per: int, gaps_ms: tuple[float, ...] = (0.0,)) -> Trace:

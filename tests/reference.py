@@ -435,7 +435,10 @@ class PlainEngine:
         fork.blocks += [self.pool.pop() for _ in range(fresh)]
         if self.reserving and tokens % self.size:
             self.pool.events["copied_blocks"] += 1
-            self.coming.append((parent.blocks[full], fork.blocks[full]))
+            source = parent.blocks[full]  # or what that is itself still to be copied from
+            self.coming.append(
+                (next((old for old, new in self.coming if new == source), source), fork.blocks[full])
+            )
         fork.computed, fork.forked, fork.sampled_now = tokens, True, at_once
         fork.delivered += at_once
         self.running.append(fork)

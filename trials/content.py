@@ -15,7 +15,7 @@ from trials.trace import Ints, Trace
 
 Span = tuple[int, int]  # (node, position where it ends; the next span starts there)
 
-_MOST_RECENT = 256  # lists of keys kept, so that memory does not grow with the trace
+_MOST_RECENT = 100_000  # keys kept for the next row with the same prefix: a few MB, whatever the trace
 _SHIFT = 32  # a key is node << 32 | end; positions stay below 2**32
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -34,6 +34,7 @@ class Content:
         self._last_shared: list[int] = []
         self._find_shared()
         self._recent: dict[tuple[int, int, int], list[int]] = {}  # (node, end, block size) -> keys up to there
+        self._num_recent = 0
 
     def _node(self, parent: int, start: int) -> int:
         self._sibling.append(self._children[parent])
@@ -99,6 +100,13 @@ class Content:
     def path(self, row: int) -> tuple[Span, ...]:
         return self._paths[row]
 
+    def inherits(self, row: int) -> tuple[int, int]:
+        """(parent, leading tokens) where the row's content continues its parent's, answer included; or (-1, 0)."""
+        trace = self._trace
+        if trace.inherited_tokens[row] == 0 or trace.prefix_ids.lengths[row]:
+            return -1, 0
+        return int(trace.parent[row]), int(trace.inherited_tokens[row])
+
     def common_tokens(self, row: int, other: int) -> int:
         """Leading tokens that two rows have in common."""
         common = 0
@@ -124,9 +132,11 @@ class Content:
         place = (self._last_shared[row], limit, block_size)
         found = self._recent.get(place)
         if found is None:
-            if len(self._recent) == _MOST_RECENT:
-                self._recent.clear()
             found = self._recent[place] = self._keys_of(row, limit, block_size)
+            self._num_recent += len(found)
+            if self._num_recent > _MOST_RECENT:
+                self._recent.clear()
+                self._num_recent = 0
         return found.copy()
 
     def _keys_of(self, row: int, limit: int, block_size: int) -> list[int]:

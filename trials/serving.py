@@ -127,7 +127,10 @@ class Serving:
         run.table = run.table + fresh
         if tokens % size:
             self._fill_by_copy(tokens % size)
-            self._coming_copies.append((parent.table[full], fresh[0]))
+            # All copies of a step read before any of them writes: a tail that is itself to be copied is empty.
+            written = {new: old for old, new in self._coming_copies}
+            tail = parent.table[full]
+            self._coming_copies.append((written.get(tail, tail), fresh[0]))
             run.computed = tokens
         return True
 

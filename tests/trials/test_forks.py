@@ -385,6 +385,15 @@ def test_reserving_fork_claims_all_that_it_will_need_at_once_and_its_own_tail_wi
     assert later == 0
 
 
+def test_reserving_fork_of_a_fork_copies_from_the_block_that_is_written() -> None:
+    """It copied from its parent's copy, which was to be made in the same step and is empty until then."""
+    engine = serve(family([20] * 3, [30, 1, 30], [-1, 0, 1]), reserve_output="full")
+    stepped(engine)
+    held = tables(engine)
+    stepped(engine)
+    assert copies_of(engine) == ((held[0][1], held[2][1]),)
+
+
 def test_reserving_fork_that_does_not_fit_queues() -> None:
     engine = serve(samples(20, [30, 30]), num_blocks=6, reserve_output="full")
     step = stepped(engine)

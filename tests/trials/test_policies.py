@@ -32,13 +32,14 @@ def lockstep(case: Case, seed: int) -> Counter[str]:
 
 @pytest.mark.parametrize("part", range(8))
 def test_fast_path_equals_the_plain_one_under_every_policy(part: int) -> None:
-    """3,200 random small specs: every time, block id, queue order, preemption, account, event, copy and bound."""
+    """2,400 random small specs: every time, block id, queue order, preemption, account, event, copy and bound; and
+    every row reads through its table what it wrote or inherited."""
     seen: Counter[str] = Counter()
-    for seed in range(part * 400, (part + 1) * 400):
+    for seed in range(part * 300, (part + 1) * 300):
         seen += lockstep(policy_case(seed), seed)
-    assert seen["steps"] > 10_000
-    assert min(seen[name] for name in ("preempted", "copied", "forked", "shared", "cancelled")) > 50
-    assert min(seen["hit"], seen["evicted"]) > 3000
+    assert seen["steps"] > 7000
+    assert min(seen[name] for name in ("preempted", "copied", "forked", "shared", "cancelled")) > 30
+    assert min(seen["hit"], seen["evicted"]) > 2000
 
 
 @pytest.mark.parametrize("victim", [*VICTIMS])

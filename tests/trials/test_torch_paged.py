@@ -12,6 +12,7 @@ import pytest
 import torch
 from test_torch_model import WholeSequence
 
+from tests.builders import works_of
 from trials.content import Content
 from trials.engine import EngineFacts, PoolGeometry, Refused, StepShape, Work
 from trials.engines.kernels.calls import BadBlock, num_signatures
@@ -24,7 +25,7 @@ from trials.model import ModelSpec
 from trials.plan import Chunk, Plan, Run
 from trials.ragged import Ragged
 from trials.spec import PoolPolicy
-from trials.trace import Trace, TraceMeta
+from trials.trace import STARTS, Trace, TraceMeta, make_trace
 
 MODEL = ModelSpec(
     num_layers=2, num_kv_heads=2, num_query_heads=4, head_dim=16, hidden_size=48,
@@ -402,6 +403,85 @@ def test_tokens_depend_on_neither_sharing_nor_eviction_nor_preemption() -> None:
         answers, preempted, hit = answers_of_the_engine(PoolPolicy(block_size=block, **shape), num_tokens)
         assert answers == alone
         assert preempted > 5
+        assert hit > 20
+
+
+def forking_trace() -> Trace:
+    """Samples of one prompt, branches in mid-answer, forks of forks, a fork with a prompt of its own."""
+    parents = [-1, 0, 0, 0, -1, 4, 5, 4, -1, 8, 9, 0]
+    prompts = [21, 21, 21, 27, 32, 32, 32, 50, 9, 12, 12, 40]
+    outputs = [24, 9, 1, 7, 20, 1, 12, 6, 20, 13, 9, 5]
+    inherited = [0, 21, 21, 27, 0, 32, 32, 41, 0, 12, 12, 40]
+    starts = [STARTS["arrival"] if parent < 0 else STARTS["fork"] for parent in parents]
+    return make_trace(
+        np.zeros(12, np.int64), np.array(prompts), np.array(outputs), parent=np.array(parents),
+        inherited_tokens=np.array(inherited), starts=np.array(starts),
+    )  # fmt: skip
+
+
+def answers_of_forks(policy: PoolPolicy, num_tokens: int) -> tuple[dict[int, list[int]], int, int, int]:
+    """(tokens by row, blocks copied, preemptions, forks that began on their parent's blocks)."""
+    trace = forking_trace()
+    content = Content(trace)
+    setting = config(
+        policy.block_size, policy.layout, num_tokens, max_num_seqs=policy.max_num_seqs, max_model_len=120
+    )
+    size = 120 if policy.layout == "contiguous" else policy.block_size
+    geometry = replace(setting.geometry, block_size=size, num_blocks=num_tokens // size)
+    execution = TorchExecution(
+        replace(setting, geometry=geometry), lambda row: content.prompt_tokens(row, MODEL.vocab_size),
+        content.inherits,
+    )  # fmt: skip
+    facts = EngineFacts("torch_paged", "", "measured", "wall", (geometry,), 1, (), max_model_len=120)
+    engine = PagedEngine(facts, policy, content, execution)
+    engine.start(cold=True)
+    poison(execution, list(range(geometry.num_blocks)))
+    for work in works_of(trace):
+        assert engine.add(work) is None
+    copied = preempted = shared = 0
+    ended: list[int] = []
+    while (step := engine.step()) is not None:
+        copied += step.ledger[0].copied_blocks
+        preempted += len(step.preempted)
+        shared += len({row for row, _ in step.admitted} & set(step.started))
+        ended += [row for row, _ in step.ended]
+    assert sorted(ended) == list(range(12))
+    at_once = [row for row in range(12) if trace.num_output_tokens[row] == 1 and trace.parent[row] >= 0]
+    answers = {row: execution.delivered(row) for row in range(12) if row not in at_once}
+    assert [len(tokens) for row, tokens in answers.items()] == [
+        int(trace.num_output_tokens[row]) for row in answers
+    ]
+    return answers, copied, preempted, shared
+
+
+def test_forks_that_share_blocks_say_what_they_would_say_alone() -> None:
+    """Greedy tokens of forks under copy-on-write equal those of the same prompts served without any sharing."""
+    shape = {"max_model_len": 120, "max_num_seqs": 16, "max_num_batched_tokens": 64}
+    alone, copied, _, shared = answers_of_forks(PoolPolicy(layout="contiguous", **shape), 120 * 16)
+    assert (copied, shared) == (0, 0)
+    assert len({tuple(tokens[:5]) for tokens in alone.values()}) > 4
+    preemptions = 0
+    for block, num_tokens, other in (
+        (16, 960, {}), (16, 960, {"prefix_caching": False}), (16, 1600, {"reserve_output": "full"}),
+        (5, 100, {}), (4, 100, {"victim": "largest"}), (1, 90, {}), (8, 160, {"prefix_match": "partial"}),
+    ):  # fmt: skip
+        policy = PoolPolicy.model_validate({"block_size": block, "sharing": "cow"} | shape | other)
+        answers, copied, preempted, shared = answers_of_forks(policy, num_tokens)
+        assert answers == alone, policy
+        assert shared >= 3
+        assert copied > 1 or block == 1
+        preemptions += preempted
+    assert preemptions > 5
+
+
+def test_partial_matches_leave_the_tokens_as_they_are() -> None:
+    """What is copied out of another's block was computed there before: also where twins come together."""
+    shape = {"max_model_len": 120, "max_num_seqs": 12, "max_num_batched_tokens": 64}
+    alone, _, _ = answers_of_the_engine(PoolPolicy(layout="contiguous", **shape), 4800)
+    for block, num_tokens in ((5, 200), (16, 224)):
+        policy = PoolPolicy.model_validate({"block_size": block, "prefix_match": "partial"} | shape)
+        answers, _, hit = answers_of_the_engine(policy, num_tokens)
+        assert answers == alone
         assert hit > 20
 
 

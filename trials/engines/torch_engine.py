@@ -58,7 +58,7 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     def tokens_of(row: int) -> NDArray[np.int64]:
         return content.prompt_tokens(row, vocab)
 
-    execution = open_execution(config, tokens_of)
+    execution = open_execution(config, tokens_of, content.inherits)
     if isinstance(execution, Refused):
         return execution
     facts = EngineFacts(

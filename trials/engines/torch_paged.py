@@ -22,6 +22,12 @@ from trials.engines.torch_model import LlamaModel, random_weights
 from trials.plan import Chunk, Plan, Run
 
 TokensOf = Callable[[int], Ids]  # row -> its prompt's token ids, below vocab_size
+Inherits = Callable[[int], tuple[int, int]]  # row -> (parent, leading tokens that it repeats); -1: of nobody
+
+
+def nobody(row: int) -> tuple[int, int]:
+    """No row continues another."""
+    return -1, 0
 
 
 class PlanMismatch(RuntimeError):
@@ -45,9 +51,10 @@ class _Row:
 class TorchExecution:
     """An `Execution` (trials/plan.py) on CPU tensors. Build with `open_execution`, then `warm_up()` once."""
 
-    def __init__(self, config: TorchConfig, tokens_of: TokensOf) -> None:
+    def __init__(self, config: TorchConfig, tokens_of: TokensOf, inherits: Inherits = nobody) -> None:
         self.config = config
         self._tokens_of = tokens_of
+        self._inherits = inherits
         torch.set_num_threads(config.threads)
         torch.set_flush_denormal(True)  # a denormal key makes the kernel 25 times slower
         compile_s = compile_kernels(config.model.kv_dtype, config.threads)
@@ -126,15 +133,40 @@ class TorchExecution:
             resident=resident,
         )
 
+    def _prompt(self, row: int) -> Ids:
+        """Token ids of a prompt; where it repeats an answer, that which was really given, as far as it was."""
+        line, at = list[tuple[int, int, int]](), row
+        while (up := self._inherits(at))[0] >= 0:
+            line.append((at, *up))
+            at = up[0]
+        prompt = np.ascontiguousarray(self._tokens_of(at), np.int64)
+        for child, parent, count in reversed(line):
+            known = np.concatenate((prompt, np.asarray(self._delivered.get(parent, []), np.int64)))[:count]
+            prompt = np.array(self._tokens_of(child), np.int64)
+            prompt[: len(known)] = known
+        return prompt
+
+    def _first_token(self, run: Run) -> int:
+        """Of a fork that began to decode on its parent's blocks: what the parent delivered at that place."""
+        row = run.parent
+        while row >= 0:
+            if row in self._delivered:
+                return self._delivered[row][run.inherited_tokens - len(self._tokens_of(row))]
+            row, _ = self._inherits(row)  # a fork that ended with its first token, and was in no plan
+        raise PlanMismatch(f"row {run.row} goes on from a first token that nobody delivered")
+
     def _admit(self, run: Run) -> None:
-        prompt = np.ascontiguousarray(self._tokens_of(run.row), np.int64)
+        prompt = self._prompt(run.row)
         vocab = self.config.model.vocab_size
         if len(prompt) != run.num_prompt_tokens or (prompt.size and not 0 <= prompt.min() <= prompt.max() < vocab):
             raise PlanMismatch(
                 f"row {run.row}: {run.num_prompt_tokens} prompt ids below {vocab} expected, got {len(prompt)} "
                 f"up to {prompt.max(initial=-1)}"
             )
-        self._rows[run.row] = _Row(prompt, self._delivered.setdefault(run.row, []))
+        output = self._delivered.setdefault(run.row, [])
+        if run.sampled and not output:
+            output.append(self._first_token(run))
+        self._rows[run.row] = _Row(prompt, output)
 
     def _prepare(self, plan: Plan) -> tuple[Batch, torch.Tensor, list[int]]:
         """The plan as arrays: batch, token ids, and the token rows whose logits are wanted."""
@@ -167,6 +199,8 @@ class TorchExecution:
 
     def _place_decode(self, plan: Plan, run: Run) -> int:
         """Position of the token that a decoding run computes; brings its table row up to date."""
+        if run.forked and run.row not in self._rows:
+            self._admit(run)
         state = self._rows.get(run.row)
         position = run.computed_at(plan.step)
         if state is None or not state.output or position != state.known - 1:
@@ -232,7 +266,9 @@ def _stretch(state: _Row, chunk: Chunk) -> Ids:
     return np.concatenate((prompt[chunk.start :], tail))
 
 
-def open_execution(config: TorchConfig, tokens_of: TokensOf) -> TorchExecution | Refused:
+def open_execution(
+    config: TorchConfig, tokens_of: TokensOf, inherits: Inherits = nobody
+) -> TorchExecution | Refused:
     """Build the execution, warmed up and ready, or say why this engine does not run that configuration.
 
     A small model runs first, so that pages of libraries and compiled code that the first use maps are in the
@@ -250,7 +286,7 @@ def open_execution(config: TorchConfig, tokens_of: TokensOf) -> TorchExecution |
     small.warm_up()
     del small
     rehearsed_s = time.perf_counter() - begin - compile_s
-    execution = TorchExecution(config, tokens_of)
+    execution = TorchExecution(config, tokens_of, inherits)
     start_up = execution.warm_up()
     execution.start_up = replace(start_up, compile_s=compile_s, warmup_s=start_up.warmup_s + rehearsed_s)
     return execution
