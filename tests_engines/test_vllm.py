@@ -1,0 +1,218 @@
+"""A whole vLLM in this process: the contract, its own pool's accounts, its words where it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from driving import Driver, expected_hits, is_empty, make_forks, make_requests, make_spec, serve, work_of
+
+from trials.content import Content
+from trials.engine import Engine, EngineDied, Outcome, Refused
+from trials.engines import vllm
+from trials.load import offer
+from trials.replay import replay
+from trials.spec import Load, TrialSpec
+from trials.trace import Trace, save_trace
+from trials.units import SpecError
+
+vllm.prepare(make_spec("vllm", 32, 40))  # before anything imports torch
+ROOT = Path(__file__).parent.parent
+SHARED = [[0, 1, 2, 3, 9], [0, 1, 2, 4], [0, 1, 2, 3], [5, 6], [0, 1, 7], [5, 6]]
+PROMPTS, OUTPUTS = [170, 140, 130, 80, 100, 66], [9, 12, 1, 20, 5, 7]
+SIZES = (32, 64, 128)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Trace:
+    return make_requests(PROMPTS, OUTPUTS, SHARED, per=32)
+
+
+def opened(trace: Trace, block_size: int, num_blocks: int, **more: object) -> Engine:
+    engine = vllm.open(make_spec("vllm", block_size, num_blocks, **more), Content(trace))  # type: ignore[arg-type]
+    assert not isinstance(engine, Refused), engine.words
+    return engine
+
+
+@pytest.mark.parametrize("block_size", SIZES)
+def test_the_contract_holds_at_every_block_size(shared: Trace, block_size: int) -> None:
+    """Tokens once and in number, accounts at every step, hits of the content tree, and what the model says."""
+    engine = opened(shared, block_size, 2048 // block_size)
+    said: dict[int, list[int]] = {}
+    engine.on_pick = lambda row, token: said.setdefault(row, []).append(token)  # type: ignore[attr-defined]
+    driver = serve(engine, shared)
+    assert driver.delivered == dict(enumerate(OUTPUTS))
+    assert set(driver.outcomes.values()) == {Outcome.COMPLETED}
+    assert {row: len(tokens) for row, tokens in said.items()} == driver.delivered
+    assert is_empty(engine)
+
+    one_by_one = Driver(engine, shared)
+    engine.start(cold=True)
+    again, said = said, {}
+    engine.on_pick = lambda row, token: said.setdefault(row, []).append(token)  # type: ignore[attr-defined]
+    for row in range(len(shared)):
+        one_by_one.add([row])
+        one_by_one.drain()
+    assert one_by_one.hits == expected_hits(Content(shared), shared, range(len(shared)), block_size)
+    assert said == again, "what the model says depends on what was shared"
+    assert PICKS.setdefault("picks", said) == said, "what the model says depends on the block size"
+    engine.close()
+
+
+PICKS: dict[str, dict[int, list[int]]] = {}
+
+
+def test_overload_cancel_oversize_and_cold_starts_on_one_engine(shared: Trace) -> None:
+    trace = make_requests([100, 90, 110, 60, 40, 150, 180], [70, 80, 60, 90, 30, 40, 20])
+    engine = opened(trace, 32, 10)
+    assert "more than max_model_len 192" in str(engine.add(work_of(trace, 6)))
+    driver = serve(engine, trace, range(4))
+    assert driver.preempted
+    assert driver.delivered == dict(enumerate(trace.num_output_tokens.tolist()[:4]))
+    first = driver.ledger
+
+    engine.start(cold=True)
+    assert engine.ledger()[0].free_blocks == 9
+    cut = Driver(engine, trace)
+    cut.add(range(5))
+    for _ in range(8):
+        cut.step()
+    running = set(engine.audit().groups[0].tables)
+    waiting = set(range(5)) - running
+    assert running
+    assert waiting
+    for row in (min(running), max(waiting)):
+        cut.flowing.discard(row)
+        assert engine.cancel(row) is True
+        assert engine.cancel(row) is False
+        cut.check()
+    with pytest.raises(RuntimeError, match="can only start drained"):
+        engine.start(cold=True)
+    cut.drain()
+    assert len(cut.outcomes) == 3
+    assert is_empty(engine)
+    assert serve(engine, trace, range(4)).ledger == first, "an earlier replay left something behind"
+
+    asked = offer(trace, make_spec("vllm", 32, 10).trace, Load(rate_scale=1.0), "cold")
+    once = replay(engine, trace, asked)
+    again = replay(engine, trace, asked.locked(once.requests.met_step, once.requests.cancel_step))
+    assert once.void_because == []
+    assert once.broken_laws == []
+    for name, column in once.ledger.items():
+        np.testing.assert_array_equal(again.ledger[name], column, err_msg=name)
+    engine.close()
+
+
+def test_forks_start_when_their_parent_holds_what_they_inherit_and_find_it_in_the_cache() -> None:
+    trace = make_forks(prompt=64, output=40, inherited=[64, 90], more=20)
+    engine = opened(trace, 32, 40)
+    driver = serve(engine, trace)
+    started = dict(driver.started)
+    assert started[1] == 0
+    assert started[2] == 26, "26 decodes after its prompt, ninety tokens are held"
+    assert driver.hits[1] == 64
+    assert driver.hits[2] == 64
+    assert driver.delivered == {0: 40, 1: 5, 2: 5}
+    engine.close()
+
+
+def test_what_runs_is_read_back_and_bytes_are_named(shared: Trace) -> None:
+    engine = opened(shared, 32, 40, engine={"args": {"prefix_caching_hash_algo": "sha256_cbor"}}, watermark=0.05)
+    knobs = dict(engine.facts.effective)
+    assert knobs["attention_backend"] == "CPU_ATTN"
+    assert knobs["prefix_caching_hash_algo"] == "sha256_cbor"
+    assert knobs["watermark"] == "0.05"
+    assert knobs["outputs"] == "recorded"
+    assert knobs["async_scheduling"] == "False"
+    (geometry,) = engine.facts.groups
+    assert (geometry.num_blocks, geometry.reserve_blocks, geometry.kernel_block_size) == (40, 1, 32)
+    assert geometry.reuse_quantum_tokens == 32
+    assert engine.audit().groups[0].reserve == [0]
+    serve(engine, shared)
+    device = engine.audit().device
+    assert device.pool == geometry.num_blocks * geometry.block_bytes
+    layer = 64 * 32 * (4 + 2 + 2) + 4 * 32 * 64 + 3 * 64 * 96
+    assert device.weights >= 4 * (2 * 512 * 64 + 2 * layer)
+    assert abs(device.residual) < 64 << 20
+    engine.close()
+
+
+def test_a_step_that_fails_is_told_with_vllms_own_error(shared: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(shared, 32, 40)
+    engine.start(cold=True)
+    engine.add(work_of(shared, 0))
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("the kernel divided by nothing")
+
+    monkeypatch.setattr(engine, "_execute", broken)
+    with pytest.raises(EngineDied, match="ZeroDivisionError: the kernel divided by nothing"):
+        engine.step()
+    engine.close()
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"block_size": 16}, "No common block size for 16 (CPU_ATTN: [MultipleOf(32)])"),
+        ({"num_blocks": 4}, "vLLM will not start"),
+        ({"engine": {"args": {"prefix_caching_hash_algo": "no_such"}}}, "no_such"),
+        ({"engine": {"args": {"gpu_memory_utilisation": 0.5}}}, "gpu_memory_utilization"),
+        ({"engine": {"args": {"block_size": 64}}}, "block_size follow from pool"),
+        ({"engine": {"args": {"quantization": "no_such"}}}, "no_such"),
+    ],
+)  # fmt: skip
+def test_what_it_will_not_run_is_refused_in_its_own_words(
+    shared: Trace, more: dict[str, object], words: str
+) -> None:
+    asked: dict[str, object] = {"block_size": 32, "num_blocks": 40} | more
+    refused = vllm.open(make_spec("vllm", **asked), Content(shared))  # type: ignore[arg-type]
+    assert isinstance(refused, Refused)
+    assert words in refused.words
+
+
+def test_identity_holds_files_versions_and_the_resolved_config_and_no_candidate() -> None:
+    base = vllm.identity(make_spec("vllm", 32, 40))
+    assert "vllm/v1/core/block_pool.py" in base["installed"]
+    assert "vllm/v1/attention/backends/cpu_attn.py" in base["installed"]
+    assert base["config"]["resolved"]["scheduler_config"]["policy"] == "fcfs"
+    assert vllm.identity(make_spec("vllm", 128, 9, prefix_caching=False, max_model_len=64)) == base
+    other = vllm.identity(make_spec("vllm", 32, 40, engine={"args": {"prefix_caching_hash_algo": "sha256_cbor"}}))
+    assert other["config"]["resolved"]["cache_config"]["prefix_caching_hash_algo"] == "sha256_cbor"
+
+
+def test_the_domain_is_what_the_attention_backend_says() -> None:
+    domain = vllm.accepts(make_spec("vllm", 32, 40))
+    assert domain.source == "CPU_ATTN"
+    assert [size for size in (1, 16, 32, 48, 64, 96, 128, 256) if domain.accepts(size)] == [32, 64, 96, 128, 256]
+    assert "eviction" in domain.not_applicable
+    with pytest.raises(SpecError, match="no argument 'blok_size'"):
+        vllm.accepts(make_spec("vllm", 32, 40, engine={"args": {"blok_size": 1}}))
+
+
+def run_worker(spec: TrialSpec, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "spec.json"
+    path.write_text(spec.model_dump_json())
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(folder)}
+    command = [sys.executable, "-P", "-m", "trials.worker", *arguments, str(path)]
+    command += [] if arguments else [str(folder)]
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=280)
+
+
+def test_the_worker_runs_a_trial_under_this_interpreter(shared: Trace, tmp_path: Path) -> None:
+    save_trace(shared, tmp_path / "t.parquet")
+    ended = run_worker(make_spec("vllm", 64, 40, str(tmp_path / "t.parquet")), tmp_path)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "complete"
+    assert result["ineligible_because"] == []
+    assert result["evidence"] == "measured"
+    assert result["effective"]["block_size"] == 64
+    assert result["counts"]["completed"] == 6
+    started = json.loads((tmp_path / "attempt.json").read_text())["engine_start"]
+    assert started["load_s"] > 0
+    assert started["warmup_s"] > 0
