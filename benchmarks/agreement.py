@@ -32,7 +32,7 @@ from benchmarks.agreement_rules import RULES, Caught, caught, control_cases
 from trials.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[1]
-_COLUMNS = ("steps", "preemptions", "hit_tokens", "evictions", "aborts", "finished", "differing")
+_COLUMNS = ("steps", "preemptions", "hit_tokens", "evictions", "aborts", "finished", "stuck", "differing")
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,6 +334,7 @@ class Tally:
     evictions: int = 0
     aborts: int = 0
     finished: int = 0
+    stuck: int = 0  # 1: left, since nothing ended any more
     differing: int = 0
     first: str = ""
 
@@ -382,6 +383,7 @@ def _lockstep(case: Case) -> Tally:
                 tally.differing, tally.first = 1, told(tally.steps, names, wanted, found)
                 break
             driver.stepped(wanted)
+        tally.stuck = int(driver.stuck)
     finally:
         theirs.view.engine.close()
     return tally

@@ -17,7 +17,7 @@ from tests.builders import build_trace
 from tests.contracts.engine_laws import LAWS, POLICY, Driven, Laboratory, load_of, work
 from trials.content import Content
 from trials.engine import Cause, Engine, Refused, Work
-from trials.engines import vllm_scheduler
+from trials.engines import domain_of, vllm_scheduler
 from trials.spec import PoolPolicy, trial_spec
 from trials.trace import save_trace
 
@@ -59,7 +59,9 @@ def test_knobs_that_vllm_does_not_have_are_named_and_its_own_value_is_told() -> 
     engine = LAB.open(build_trace([10], [5]), 30, eviction="lfu", free_order="head_first")
     knobs = dict(engine.facts.effective)
     assert (knobs["eviction"], knobs["free_order"]) == ("lru", "tail_first")
-    assert {"eviction", "free_order"} <= set(engine.facts.not_applicable)
+    assert {"eviction", "free_order", "victim"} <= set(engine.facts.not_applicable)
+    assert set(domain_of(LAB.spec(30)).not_applicable) == set(engine.facts.not_applicable) - {"copied_bytes"}
+    assert domain_of(LAB.spec(30)).accepts(7)
     engine.close()
 
 

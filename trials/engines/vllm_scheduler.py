@@ -11,10 +11,12 @@ from typing import Any
 
 from trials.content import Content
 from trials.engine import DeviceBytes, Engine, EngineFacts, EngineStart, Refused
+from trials.engines.domain import Domain
 from trials.fingerprint import distribution_versions, engine_hash, source_digests
 from trials.geometry import block_table_bytes, pool_geometry
 from trials.roofline import step_time
-from trials.spec import TrialSpec
+from trials.spec import PoolPolicy, TrialSpec
+from trials.units import SpecError
 
 FILES = (
     "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/stand_in.py", "engines/vllm_core.py",
@@ -45,6 +47,26 @@ def identity(spec: TrialSpec) -> Mapping[str, Any]:
     }
 
 
+def accepts(spec: TrialSpec) -> Domain:
+    """Any block size; SpecError where this interpreter has no vLLM."""
+    prepare(spec)
+    try:
+        return Domain(not_applicable=_not_knobs(), source="vLLM's scheduler takes any")
+    except ImportError as error:
+        raise SpecError(_absent(error)) from None
+
+
+def _not_knobs() -> tuple[str, ...]:
+    """Fields of a candidate that vLLM has no argument for; whom it preempts follows from its queue."""
+    from trials.engines.vllm_core import FIXED
+
+    return tuple(sorted({*FIXED, "victim"} & PoolPolicy.model_fields.keys()))
+
+
+def _absent(error: ImportError) -> str:
+    return f"this interpreter has no vLLM ({error}); build one with `make engines`, name it in engine.python"
+
+
 def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     """Build vLLM's engine core; refused, in vLLM's words, where it will not start or is not installed."""
     asked = pool_geometry(spec)
@@ -56,9 +78,7 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
         from trials.engines import vllm_core
         from trials.engines.vllm_engine import VllmScheduler
     except ImportError as error:
-        return Refused(
-            f"this interpreter has no vLLM ({error}); build one with `make engines`, name it in engine.python"
-        )
+        return Refused(_absent(error))
     try:
         core = vllm_core.open_core(spec, asked)
         geometry = vllm_core.geometry_of(core, asked)
@@ -72,7 +92,7 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     facts = EngineFacts(
         name="vllm_scheduler", engine_hash=engine_hash(identity(spec)), evidence="modelled", clock="virtual",
         groups=(geometry,), ranks=1, effective=tuple(sorted(vllm_core.knobs_of(core, spec).items())),
-        not_applicable=tuple(sorted(vllm_core.FIXED.keys() & type(spec.policy).model_fields.keys())),
+        not_applicable=(*_not_knobs(), "copied_bytes"),
         max_model_len=core.vllm_config.model_config.max_model_len,
     )  # fmt: skip
     device = DeviceBytes(
