@@ -66,10 +66,11 @@ class LeastRecentlyUsed:
         """Release order alone decides."""
 
     def pop(self, count: int) -> list[int]:
+        stale = self._stale
         out = self._blocks[self._head : self._head + count]
         self._head += len(out)
-        if self._stale and not self._stale.keys().isdisjoint(out):
-            out = [block for block in out if not self._skip(block)]
+        if stale and not stale.keys().isdisjoint(out):
+            out = [block for block in out if block not in stale or not self._skip(block)]
             while len(out) < count and self._head < len(self._blocks):
                 block = self._blocks[self._head]
                 self._head += 1
