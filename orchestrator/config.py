@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from orchestrator.domains import EngineSays, ask, cut
 from orchestrator.overrides import apply_goodput, apply_sets
 from orchestrator.windows import repeat_windows, rows_in
 from search_spaces.objective import OBJECTIVES
@@ -34,7 +35,7 @@ from trials.units import SpecError, nearest
 
 SWEEP_ONLY = (
     "space", "trials", "repeats", "controls", "sampler", "objective", "min_gain", "executor", "tracking", "name",
-    "calibration", "trace_hash",
+    "calibration", "trace_hash", "engine_says",
 )  # fmt: skip
 _DEFAULT_CONTROLS = ("contiguous", "one_block", "vendor_default", "smallest", "largest")
 
@@ -78,6 +79,7 @@ class SweepConfig(TrialSpec):
     executor: Annotated[ExecutorSpec, _named("kind")] = ExecutorSpec()
     tracking: Annotated[TrackingSpec, _named("uri")] | None = TrackingSpec()
     trace_hash: str | None = None  # what the trace must hash to; filled in when it is resolved
+    engine_says: EngineSays | None = None  # what the engine accepts; asked of it when the sweep is resolved
     calibration: dict[str, Any] = Field(default_factory=dict)  # how the load was found, kept for the recipe
 
     @model_validator(mode="after")
@@ -186,13 +188,21 @@ def resolve(config: SweepConfig, folder: Path) -> Sweep:
     trace = load_trace(Path(base.trace.path))
     digest = _checked_hash(config, trace, base)
     spec = config.space if isinstance(config.space, SpaceSpec) else load_space_spec(config.space, folder)
-    space = build_space(spec, base)
+    says = config.engine_says or ask(base)
+    space = cut(build_space(spec, base), says)
     windows = repeat_windows(trace, config.trace.window, config.repeats)
     controls = tuple((n, s) for n in config.controls if (s := control_spec(space, n)) is not None)
     budget = _budget(config, space)
     notes = [*space.notes, *_pool_notes(space, controls, trace)]
     resolved = config.model_copy(
-        update={"trace": base.trace, "engine": base.engine, "space": spec, "trials": budget, "trace_hash": digest}
+        update={
+            "trace": base.trace,
+            "engine": base.engine,
+            "space": spec,
+            "trials": budget,
+            "trace_hash": digest,
+            "engine_says": says,
+        }
     )
     return Sweep(resolved, space, windows, digest, _table_digest(base), controls, budget, tuple(notes))
 
@@ -284,8 +294,11 @@ def differences(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str
     return list(_differ(_identity(stored), _identity(asked), ""))
 
 
+_NOT_ASKED = ("executor", "tracking", "calibration", "engine_says")
+
+
 def _identity(data: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in data.items() if k not in ("executor", "tracking", "calibration")}
+    kept = {k: v for k, v in data.items() if k not in _NOT_ASKED}
     kept["trace"] = {k: v for k, v in dict(kept.get("trace", {})).items() if k != "path"}
     return kept
 

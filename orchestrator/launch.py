@@ -74,7 +74,7 @@ def follow(spec: TrialSpec, out: Path, how: Launch, stop: threading.Event | None
     code, ended_by = None, "never_started"
     with (out / "log.txt").open("ab", buffering=0) as log:
         try:
-            command = [_interpreter(spec), *how.worker, str(out / "spec.json"), str(out)]
+            command = [interpreter(spec), *how.worker, str(out / "spec.json"), str(out)]
             group = ProcessGroup(command, environment(spec, how.package), out, log)
         except OSError as error:
             yield _outcome(None, "never_started", f"the worker could not be started: {error}", began, out)
@@ -104,8 +104,8 @@ def environment(spec: TrialSpec, package: Path) -> dict[str, str]:
     return env
 
 
-def _interpreter(spec: TrialSpec) -> str:
-    """Raises FileNotFoundError with a remedy."""
+def interpreter(spec: TrialSpec) -> str:
+    """The Python that the engine runs under, as its spec says. Raises FileNotFoundError with a remedy."""
     path = Path(spec.engine.python or sys.executable).expanduser()
     if not path.is_absolute():
         raise FileNotFoundError(f"engine.python must be an absolute path here, got {spec.engine.python!r}")
