@@ -11,6 +11,8 @@ from trials.policies import QUEUES, Queue
 from trials.prefix_index import ROOT
 from trials.spec import PoolPolicy
 
+_MANY = 1024  # entries of those that wait no more, before they are dropped
+
 
 @dataclass(slots=True)
 class Grant:
@@ -46,6 +48,9 @@ class Admission:
         self.num_waiting += 1
         self.waiting_tokens += known
         self._turns += 1
+        if len(self._shortest) > 2 * self.num_waiting + _MANY:
+            self._shortest = [entry for entry in self._shortest if entry[2].waiting and entry[2] is not run]
+            heapq.heapify(self._shortest)
         heapq.heappush(self._shortest, (self._wanted(run), self._turns, run))
         if back:
             self.queue.push_back(run)
@@ -95,14 +100,16 @@ class Admission:
         """
         hit = self._match(run)
         if self._partial and (copy := self._common_beginning(run, hit)) is not None:
-            verdict = self._weigh(run, count_of, num_running, Grant(hit, copy, 0, 0))
+            verdict = self._weigh(run, count_of, num_running, (hit, copy))
             if isinstance(verdict, Grant):
                 return verdict
-        return self._weigh(run, count_of, num_running, Grant(hit, None, 0, 0))
+        return self._weigh(run, count_of, num_running, (hit, None))
 
-    def _weigh(self, run: Run, count_of: int, num_running: int, found: Grant) -> Grant | Refusal:
-        """Whether the run fits with what was found in the cache."""
-        pool, size, hit, copy = self._pool, self._size, found.hit, found.copy
+    def _weigh(
+        self, run: Run, count_of: int, num_running: int, found: tuple[list[int], tuple[int, int] | None]
+    ) -> Grant | Refusal:
+        """Whether the run fits with what was found in the cache: (full blocks, a common beginning to copy)."""
+        pool, size, (hit, copy) = self._pool, self._size, found
         known = run.num_prompt_tokens + run.sampled
         cached = len(hit) * size + (copy[1] if copy else 0)
         upto = cached + min(known - cached, count_of)

@@ -56,7 +56,8 @@ class Arrivals:
         offer = recorder.offer
         self._engine, self._trace, self._recorder = engine, trace, recorder
         self._rows: list[int] = offer.rows.tolist()
-        self._works = [trace.num_prompt_tokens.tolist(), trace.num_output_tokens.tolist(), trace.priority.tolist()]
+        columns = trace.num_prompt_tokens, trace.num_output_tokens, trace.priority
+        self._works = list(zip(*(column.tolist() for column in columns), strict=True))
         self._patience = trace.cancel_after_ns.tolist()
         self._give_up = trace.cancel_after_tokens.tolist()
         self._by_clock = offer.lock is None  # else all comes and goes before recorded steps
@@ -66,6 +67,8 @@ class Arrivals:
         self._inherited = self._inheritances()
         self._arrived = recorder.arrival if offer.lock is None else offer.lock.arrival_ns.tolist()
         self._closed = offer.concurrency is not None and self._by_clock
+        given_up = bool((trace.cancel_after_ns >= 0).any() or (trace.cancel_after_tokens >= 0).any())
+        self._alone = not (linked or given_up or self._closed)  # nothing follows from how a request fares
         self._family = self._families() if self._closed else []  # place -> the root that it hangs on
         self._alive: dict[int, int] = defaultdict(int)  # root -> members that have not ended
         for root in self._family:
@@ -150,7 +153,9 @@ class Arrivals:
 
     def _work(self, k: int, arrival_ns: int) -> Work:
         row = self._rows[k]
-        prompt, output, priority = (column[row] for column in self._works)
+        prompt, output, priority = self._works[row]
+        if not self._inherited:
+            return Work(row, prompt, output, arrival_ns, priority)
         parent, inherited, _ = self._inherited.get(k, (-1, 0, False))
         return Work(row, prompt, output, arrival_ns, priority, parent, inherited)
 
@@ -159,6 +164,12 @@ class Arrivals:
         recorder = self._recorder
         if not self._by_clock and (recorder.offer.concurrency is not None or k in self._links.waits):
             recorder.arrival[k] = now  # the recorded one is by another clock, and serves for the order only
+        if self._alone:
+            recorder.met_step[k] = index
+            if (told := self._engine.add(self._work(k, self._arrived[k]))) is not None:
+                recorder.reasons[self._rows[k]] = told
+                recorder.finish(k, Outcome.REJECTED, now)
+            return
         family: list[tuple[int, str | None]] = [(k, None)]
         while family:
             member, refused = family.pop()
@@ -221,6 +232,8 @@ class Arrivals:
     # ---- what follows from a step
     def saw(self, step: Step, index: int, now: int) -> None:
         """What a step changed decides who comes next, and when some are given up."""
+        if self._alone:
+            return
         recorder = self._recorder
         for row in step.started:
             k = recorder.place[row]
