@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.builders import build_trace
+from tests.builders import build_trace, family_trace
 from trials.content import Content
 from trials.trace import make_trace
 
@@ -98,3 +98,53 @@ def test_tokens_are_a_pure_function_of_content_not_of_process_or_order() -> None
     again.prompt_tokens(1, 1000)
     assert (again.prompt_tokens(0, 1000) == first).all()
     assert (again.prompt_tokens(1, 1000)[:8] == first[:8]).all()
+
+
+def family_content(seed: int) -> tuple[Content, list[int]]:
+    """Prefix trees, forks and turns; with the length of each row."""
+    trace = family_trace(random.Random(seed), 10, 5)
+    return Content(trace), (trace.num_prompt_tokens + trace.num_output_tokens).tolist()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_common_tokens_are_counted_token_by_token_over_forks_and_turns(seed: int) -> None:
+    content, lengths = family_content(seed)
+    tokens = shared_by_tokens(content, len(lengths), lengths)
+    for row in range(len(lengths)):
+        longest = 0
+        for other in range(len(lengths)):
+            pairs = zip(tokens[row], tokens[other], strict=False)
+            same = next((n for n, (a, b) in enumerate(pairs) if a != b), min(lengths[row], lengths[other]))
+            assert content.common_tokens(row, other) == same
+            longest = max(longest, same if other != row else 0)
+        assert content.shared_tokens(row) == longest
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_straddling_keys_add_the_block_in_which_the_shared_part_ends_where_it_is_full(seed: int) -> None:
+    content, lengths = family_content(seed)
+    tokens = shared_by_tokens(content, len(lengths), lengths)
+    for size in (1, 3, 4, 16):
+        owner: dict[tuple[object, ...], int] = {}
+        for row, length in enumerate(lengths):
+            whole, shared = content.keys(row, size), content.shared_tokens(row)
+            keys = content.keys(row, size, straddling=True)
+            assert len(whole) == shared // size
+            assert len(keys) == min(-(-shared // size), length // size)
+            assert keys[: len(whole)] == whole
+            keys += content.private_keys(row, size, len(keys), length // size)
+            for j, key in enumerate(keys):
+                assert owner.setdefault(tuple(tokens[row][: (j + 1) * size]), key) == key
+        assert len(set(owner.values())) == len(owner)
+
+
+def test_row_without_ids_continues_its_parent_and_one_with_ids_says_itself_what_it_repeats() -> None:
+    from trials.trace import Ragged, TraceMeta
+
+    trace = make_trace(
+        np.zeros(3, np.int64), np.array([16, 20, 16]), np.array([8, 2, 2]), Ragged.of([[1], [], [1]]),
+        TraceMeta(tokens_per_id=16), parent=np.array([-1, 0, 0]), inherited_tokens=np.array([0, 18, 16]),
+    )  # fmt: skip
+    content = Content(trace)
+    assert [content.inherits(row) for row in range(3)] == [(-1, 0), (0, 18), (-1, 0)]
+    assert [content.common_tokens(0, row) for row in (1, 2)] == [18, 16]
