@@ -37,6 +37,7 @@ SWEEP_ONLY = (
     "space", "trials", "repeats", "controls", "sampler", "objective", "min_gain", "executor", "tracking", "name",
     "calibration", "trace_hash", "engine_says",
 )  # fmt: skip
+_FEW_WINDOWS = 3  # fewer tell nothing of how far a capacity moves from one to the next
 _DEFAULT_CONTROLS = ("contiguous", "one_block", "vendor_default", "smallest", "largest")
 
 
@@ -93,6 +94,10 @@ class SweepConfig(TrialSpec):
             raise ValueError(f"controls name one twice: {', '.join(self.controls)}")
         if self.repeat:
             raise ValueError("repeat belongs to a trial; a sweep says repeats")
+        if self.measure.sizes_pool:
+            raise ValueError("a ladder over pool_bytes belongs to a trial: candidates are compared on equal pools")
+        if self.objective == "capacity_load" and self.measure.ladder is None:
+            raise ValueError("objective capacity_load needs measure.ladder: the loads that are searched")
         return self
 
     def trial_spec(self) -> TrialSpec:
@@ -193,7 +198,7 @@ def resolve(config: SweepConfig, folder: Path) -> Sweep:
     windows = repeat_windows(trace, config.trace.window, config.repeats)
     controls = tuple((n, s) for n in config.controls if (s := control_spec(space, n)) is not None)
     budget = _budget(config, space)
-    notes = [*space.notes, *_pool_notes(space, controls, trace)]
+    notes = [*space.notes, *_pool_notes(space, controls, trace), *_window_notes(config)]
     resolved = config.model_copy(
         update={
             "trace": base.trace,
@@ -277,6 +282,14 @@ def _pool_notes(space: Space, controls: Sequence[tuple[str, TrialSpec]], trace: 
         raise SpecError(short[0])
     words = [f"control {name}: {why}" for name, c in controls if (why := holds_none(c, trace))]
     return [*(f"candidate: {why}" for why in short), *words]
+
+
+def _window_notes(config: SweepConfig) -> list[str]:
+    ladder = config.measure.ladder
+    count = config.repeats * ladder.windows if ladder else _FEW_WINDOWS
+    if count >= _FEW_WINDOWS:
+        return []
+    return [f"capacity on {count} windows: its range is not known; use repeats: {_FEW_WINDOWS}"]
 
 
 def sweep_yaml(sweep: Sweep) -> str:

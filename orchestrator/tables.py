@@ -80,6 +80,10 @@ def print_trial(result: TrialResult, where: str) -> None:
     print(f"{result.status}{f': {result.reason}' if result.reason else ''} ({result.evidence})")
     for why in result.ineligible_because:
         print(f"not eligible: {why}")
+    for warning in result.warnings:
+        print(f"warning: {warning}")
+    if result.capacity is not None:
+        print(f"capacity: {result.capacity.words}")
     if result.decides is not None:
         decides = result.replays[result.decides]
         print(f"replay that decides: {decides.phase}, {decides.load}, clock {decides.clock}")

@@ -14,6 +14,7 @@ from trials.slo import Slo
 
 OBJECTIVES: dict[str, Callable[[Metrics], float]] = {
     "qualified_output_throughput": lambda m: m.qualified_output_throughput,
+    "capacity_load": lambda m: m.capacity_load or 0.0,
 }
 
 

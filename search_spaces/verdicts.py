@@ -16,7 +16,7 @@ from search_spaces.outcome import (
 )
 from search_spaces.space import Space
 
-UNITS = {"qualified_output_throughput": "qualified tok/s"}
+UNITS = {"qualified_output_throughput": "qualified tok/s", "capacity_load": "load"}
 
 
 def describe(decision: Decision, space: Space, rules: Rules, notes: Sequence[str] = ()) -> Outcome:

@@ -100,6 +100,9 @@ def test_goodput_replaces_the_slo(tmp_path):
         (["seed=[1"], "not valid YAML"),
         (["name=../escape"], "name"),
         (["min_gain=1.5"], "min_gain"),
+        (["objective=capacity_load"], "needs measure.ladder"),
+        (["measure={load: {rps: 1}, ladder: {over: pool_bytes, low: 1MiB, high: 1GiB}}"], "belongs to a trial"),
+        (["measure={ladder: {over: pool_bytes, low: 1MiB, high: 1GiB}}"], "needs the load beside it"),
         (["executor=cluster"], "executor"),
     ],
 )

@@ -12,6 +12,7 @@ from orchestrator.folder import SweepFolder
 from orchestrator.recipe import LOCK_COLUMNS, Recipe, load_recipe, write_recipe
 from trials.fingerprint import file_digest, spec_hash
 from trials.units import SpecError
+from trials.worker import run_trial
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +162,17 @@ def test_a_search_for_the_load_is_pinned_to_the_load_that_it_came_to(tmp_path: P
     assert pinned.measure.load is not None
     assert [r.load for r in recipe.ledger] == [pinned.measure.load.label]
     assert set(pq.read_table(sweep.path / recipe.ledger_rows.file)["load"].to_pylist()) == {recipe.ledger[0].load}
+
+
+def test_a_search_on_several_windows_is_pinned_to_the_window_that_decided(tmp_path: Path) -> None:
+    ladder = {"ladder": {"over": "rate_scale", "low": 0.25, "high": 4, "within": 0.5, "windows": 3}}
+    slo = "ttft:p80<60ms;tpot:p80<50ms"  # eight requests a window are enough to see it
+    sweep = build(tmp_path / "sweep", measure=ladder, phases=["cold"], slo=slo)
+    recipe = load_recipe(write_recipe(sweep.path))
+    pinned = recipe.pinned_spec(sweep.path)
+    result = next(r.result for r in sweep.load_trials() if r.result.hashes == recipe.hashes)
+    part = result.capacity.parts[result.capacity.decides]
+    assert len(result.capacity.parts) == 3
+    assert (pinned.trace.window.start, pinned.trace.window.duration) == (part.start_ns, part.end_ns - part.start_ns)
+    again = run_trial(pinned, tmp_path)
+    assert again.replays[0].ledger.rows_digest == recipe.ledger[0].rows_digest
