@@ -194,26 +194,26 @@ class BlockPool:
     def _let_go(self, table: list[int], tokens: int, num_counted: int) -> tuple[int, list[int], int]:
         """Drop one reference to each counted block -> (now cached, those now blank in token order, their slack)."""
         self.epoch += 1
-        holders, size = self._holders, self.block_size
+        holders, size, full = self._holders, self.block_size, tokens // self.block_size
         kept = slack = 0
         emptied: list[int] = []
         order = range(num_counted - 1, -1, -1) if self._tail_first else range(num_counted)
         for place in order:
             block = table[place]
-            holders[block] -= 1
-            whole = tokens >= (place + 1) * size
-            if holders[block]:
-                if not whole:
+            held = holders[block] - 1
+            holders[block] = held
+            if held:
+                if place >= full:
                     self.tail_copies -= 1
                 continue
             if self.index.key_of(block) is None:
                 del holders[block]
-            if whole and self.caching:
+            if place < full and self.caching:
                 self._idle.put([block], place, 0)
                 kept += 1
             else:
                 emptied.append(block)
-                slack += 0 if whole else (place + 1) * size - tokens
+                slack += 0 if place < full else (place + 1) * size - tokens
         return kept, emptied[::-1] if self._tail_first else emptied, slack
 
     def give_back(self, block: int, depth: int) -> None:

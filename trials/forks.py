@@ -114,7 +114,7 @@ class Forks:
         else:
             serving.fork(fork, parent, tokens)
         serving.changes.admitted.append((fork.row, tokens))
-        return serving.sample_first(fork) if tokens == fork.num_prompt_tokens else []
+        return [fork] if tokens == fork.num_prompt_tokens and serving.sample_first(fork) else []
 
     def bound(self) -> int:
         """Blocks that the next step could take, were every live fork to write: copies, and blocks opened."""

@@ -231,12 +231,13 @@ class Scheduler:
             run = queue.head()
             if left <= 0 or len(serving.running) >= self.max_num_seqs:
                 return Refusal(Cause.BUDGET if left <= 0 else Cause.SLOTS, run.row, 0)
-            verdict = admission.judge(run, self._most(left), len(serving.running))
+            most = self._most(left)
+            verdict = admission.judge(run, most, len(serving.running))
             if isinstance(verdict, Refusal):
                 return verdict
             admission.dequeue(run)
             serving.take_in(run, verdict)
-            count = self._grant(run, left)
+            count = min(run.num_prompt_tokens + run.sampled - run.computed, most)
             serving.compute(run, count)
             left -= count
         return NO_REFUSAL
@@ -248,7 +249,7 @@ class Scheduler:
         done = serving.ring.advance(serving.step)
         serving.step += 1
         if plan.chunks:
-            finished = [run for c in plan.chunks if c.samples for run in serving.sample_first(c.run)]
+            finished = [chunk.run for chunk in plan.chunks if chunk.samples and serving.sample_first(chunk.run)]
             if finished:
                 done = sorted([*done, *finished], key=lambda run: run.admission)
         if self.forks.pending:

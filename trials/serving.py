@@ -235,15 +235,15 @@ class Serving:
         run.num_counted = min(run.num_counted, place)
         del self.sharing_tail[run.row]
 
-    def sample_first(self, run: Run) -> list[Run]:
-        """The run delivered a token that ends a prefill: it decodes from the next step on, or is done."""
+    def sample_first(self, run: Run) -> bool:
+        """The run delivered a token that ends a prefill: it decodes from the next step on, or is done (True)."""
         run.sampled += 1
         self.changes.began.append(run.row)
         if run.sampled == run.num_output_tokens:
-            return [run]
+            return True
         del self.partial[run.row]
         self.ring.begin(run, self.step)
-        return []
+        return False
 
     # ---- giving way
     def stand_still(self, run: Run) -> None:
