@@ -26,7 +26,6 @@ WORDS = {
     "orchestrator/page.html": "the report's frame",
     "orchestrator/page.js": "the report's script",
 }
-SUFFIXES = (".py", ".yaml", ".css", ".html", ".js", ".md", ".svg", ".sh", ".txt")
 
 
 def tracked() -> list[str]:
@@ -54,7 +53,7 @@ def words_of(path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.endswith(".py"):
         first = (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0].replace("\n", " ")
-    elif path.endswith((".yaml", ".yml", ".sh")):
+    elif path.endswith((".yaml", ".yml", ".sh", ".txt")):
         lines = [line.lstrip("#! ") for line in text.splitlines() if line.startswith("# ")]
         first = lines[0] if lines else ""
     elif path.endswith(".md"):
