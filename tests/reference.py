@@ -269,7 +269,7 @@ class PlainEngine:
     def preempt(self, seq: Seq) -> None:
         self.running.remove(seq)
         self.let_go(seq)
-        seq.computed, seq.forked = 0, False
+        seq.computed, seq.forked, seq.sampled_now = 0, False, False
         self.enqueue(seq, back=True)
 
     def unplan(self, seq: Seq, count: int) -> None:
@@ -325,8 +325,20 @@ class PlainEngine:
             "accounts": self.accounts(held),
             "copies": list(self.copies),
             "burst": self.burst,
+            "shape": self.shape(list(plan.values())),
         }
         return {**report, "finished": self.finish(plan, admitted), "started": self.started}
+
+    def shape(self, plan: list[tuple[Seq, int]]) -> tuple[int, ...]:
+        """What a step-time model sees: who delivered in the step before decodes, all others compute chunks."""
+        decodes = [seq.computed + 1 for seq, _ in plan if seq.sampled_now]
+        chunks = [(seq.computed, count) for seq, count in plan if not seq.sampled_now]
+        return (
+            len(decodes), sum(decodes), sum(self.ceil(n) for n in decodes),
+            len(chunks), sum(count for _, count in chunks), sum(start for start, _ in chunks),
+            sum(start + k + 1 for start, count in chunks for k in range(count)),
+            sum(seq.computed + count == seq.known for seq, count in plan),
+        )  # fmt: skip
 
     def admit(self, left: int, cap: int, plan: dict[int, tuple[Seq, int]]) -> list[tuple[int, int]]:
         admitted = []

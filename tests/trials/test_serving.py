@@ -105,17 +105,19 @@ def test_decode_registers_the_block_that_it_fills_before_a_later_chunk_of_the_st
         np.zeros(2, np.int64), np.array([12, 16]), np.array([9, 4]), parent=np.array([-1, 0]),
         inherited_tokens=np.array([0, 16]), starts=np.array([STARTS["arrival"]] * 2),
     )  # fmt: skip
-    engine = build_engine(trace, PoolPolicy(block_size=4))
+    engine = build_engine(trace, PoolPolicy(block_size=4, max_num_batched_tokens=3))
     first, turn = works_of(trace)
     engine.add(first)
-    for _ in range(4):
+    for _ in range(6):
         stepped(engine)
     engine.add(turn)
-    step = stepped(engine)
-    assert list(step.admitted) == [(1, 12)]
+    assert list(stepped(engine).admitted) == [(1, 12)]
+    shape = stepped(engine).shape
+    assert (shape.num_decodes, shape.chunk_tokens, shape.chunk_context) == (1, 2, 14)
     tables = engine.audit().groups[0].tables
     key = engine._scheduler.serving.running[0].keys[3]
     assert engine._pool.index.match([key], 1) == [tables[0][3]]
+    assert engine._pool.index.key_of(tables[1][3]) == key
 
 
 def test_victim_that_made_a_copy_in_this_step_leaves_no_copy_into_its_old_block() -> None:
