@@ -145,11 +145,11 @@ def targets(rows: dict[str, Row]) -> list[tuple[str, float, bool]]:
 
 def table(rows: Sequence[Row]) -> str:
     head = (
-        f"{'trace':8}{'block':>6}{'scale':>6}{'tokens':>10}{'steps':>9}{'blocks':>10}{'preempt':>8}"
+        f"{'trace':8}{'block':>6}{'scale':>6}{'tokens':>11}{'steps':>9}{'blocks':>12}{'preempt':>8}"
         f"{'M tok/s':>9}{'M blocks/s':>11}{'k steps/s':>10}  CPU s of each round"
     )
     lines = [
-        f"{r.name:8}{r.block_size:6}{r.rate_scale:6g}{r.output_tokens:10,}{r.steps:9,}{r.blocks:10,}{r.preemptions:8}"
+        f"{r.name:8}{r.block_size:6}{r.rate_scale:6g}{r.output_tokens:11,}{r.steps:9,}{r.blocks:12,}{r.preemptions:8}"
         f"{r.per_second(r.output_tokens) / 1e6:9.2f}{r.per_second(r.blocks) / 1e6:11.2f}"
         f"{r.per_second(r.steps) / 1e3:10.0f}  {' '.join(f'{s:.3f}' for s in r.cpu_s)}"
         for r in rows

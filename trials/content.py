@@ -79,12 +79,11 @@ class Content:
                 elif end > second[node]:
                     second[node] = end
         for path in self._paths:
+            # Whoever shares a node shares all in front of it, so the last shared one decides.
             shared, last = 0, 0
-            for node, end in path:
-                if second[node] < 0:
-                    break
-                shared, last = min(end, second[node]), node
-                if shared < end:
+            for node, end in reversed(path):
+                if second[node] >= 0:
+                    shared, last = min(end, second[node]), node
                     break
             self._shared.append(shared)
             self._last_shared.append(last)

@@ -72,11 +72,13 @@ def _drive(
         else:
             now = clock.now()
             duration = step.duration_ns = now - start
-        shape = step.shape
+        decodes, context, blocks, chunks, tokens, before, pairs, sampled = step.shape
+        cause, head, wanted = step.refusal
         attention = step.attention_ns
         write_step(pack_step(
-            start, duration, -1 if attention is None else attention, *shape,
-            step.num_running, step.num_waiting, step.waiting_tokens, *step.refusal,
+            start, duration, -1 if attention is None else attention,
+            decodes, context, blocks, chunks, tokens, before, pairs, sampled,
+            step.num_running, step.num_waiting, step.waiting_tokens, cause, head, wanted,
             step.burst_blocks, step.bound_blocks, 0,
         ))  # fmt: skip
         for row in step.ledger:
@@ -89,7 +91,7 @@ def _drive(
             if recorder.fruitless > FRUITLESS_STEPS:
                 why = f"{FRUITLESS_STEPS} steps preempted and no token was delivered in between"
                 return now, None, f"{why}; gave up at step {index}, {now} ns"
-        if not shape[0] and not shape[4]:
+        if not decodes and not tokens:
             without_tokens += 1
             if without_tokens > STUCK_STEPS:
                 return now, None, f"no token computed in {STUCK_STEPS} steps; gave up at step {index}, {now} ns"
