@@ -59,7 +59,8 @@ FLAW = (
          "full = max(held, self.__dict__.get('phantom', {}).pop(run.row, 0)) // self.block_size"),
     )),
     Changed("vLLM's flaw", "trials.block_pool:BlockPool._let_go", (
-        ("if whole and self.caching:", "if self.caching and (whole or self.index.key_of(block) is not None):"),
-        ("kept += 1", "kept += 1; slack += 0 if whole else min(size, (place + 1) * size - tokens)"),
+        ("if place < full and self.caching:",
+         "if self.caching and (place < full or self.index.key_of(block) is not None):"),
+        ("kept += 1", "kept += 1; slack += 0 if place < full else min(size, (place + 1) * size - tokens)"),
     )),
 )  # fmt: skip
