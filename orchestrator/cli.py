@@ -204,6 +204,35 @@ def reproduce(
 
 
 @app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="ENGINE_A.yaml", help="A trial's or sweep's YAML.")],
+    second: Annotated[Path, typer.Argument(metavar="ENGINE_B.yaml", help="The same with another build.")],
+    trace: Annotated[Path, typer.Option("--trace", metavar="T", help="What both serve.")],
+    package_a: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where trials/ lies that runs A; by default this one.")
+    ] = None,
+    package_b: Annotated[Path | None, typer.Option(metavar="DIR", help="Likewise for B.")] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Two builds of an engine, step-locked: which account moved, at which step first, by how much? Exit 4 if any.
+
+    Example: kvknee diff vllm-0.32.yaml vllm-0.33.yaml --trace conv.parquet
+    """
+    with verb(as_json):
+        from orchestrator.diff import build_of
+        from orchestrator.diff import diff as diff_builds
+
+        found = diff_builds(build_of(first, trace, package_a), build_of(second, trace, package_b), out)
+        if as_json:
+            _say_json(found.model_dump(mode="json"))
+        else:
+            for line in found.lines:
+                typer.echo(line)
+        raise typer.Exit(found.exit_code)
+
+
+@app.command()
 def check(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml")],
     trace: Annotated[Path, typer.Option("--trace", metavar="NEW", help="What is served now.")],
