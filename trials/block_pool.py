@@ -91,11 +91,11 @@ class BlockPool:
         out = self._idle.pop(count)
         if len(out) < count:
             raise PoolError(f"took {count} cached blocks, found {len(out)}; {self.available} available")
-        if self._holders and self.index.has_any(out):
+        if self._holders and (known := self.index.known(out)):
             self.epoch += 1
-            for block in out:
-                if self.index.drop(block):
-                    del self._holders[block]
+            for block in known:
+                self.index.drop(block)
+                del self._holders[block]
         return out
 
     # ---- sharing

@@ -24,9 +24,10 @@ class PrefixIndex:
     def key_of(self, block: int) -> int | None:
         return self._key_of.get(block)
 
-    def has_any(self, blocks: list[int]) -> bool:
-        """Whether any of the blocks can be found."""
-        return bool(self._key_of) and not self._key_of.keys().isdisjoint(blocks)
+    def known(self, blocks: list[int]) -> list[int]:
+        """Those of the blocks that can be found."""
+        key_of = self._key_of
+        return [] if key_of.keys().isdisjoint(blocks) else [block for block in blocks if block in key_of]
 
     def match(self, keys: list[int], limit: int) -> list[int]:
         """Blocks of the longest run of leading keys that are known, at most `limit`; nothing is touched."""

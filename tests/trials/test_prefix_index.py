@@ -38,7 +38,7 @@ def test_lookup_is_that_of_a_list_in_order_of_registration(seed: int) -> None:
             following = [(b, r) for b, _, p, r in listed if p == parent]
             assert index.followers(parent) == (following if seed % 2 == 0 else [])
         assert sorted(index.blocks()) == sorted(entry[0] for entry in listed)
-        assert index.has_any([block]) == (block in {entry[0] for entry in listed})
+        assert bool(index.known([block])) == (block in {entry[0] for entry in listed})
         assert index.contradiction() is None
 
 
@@ -71,7 +71,7 @@ def test_cleared_index_knows_nothing() -> None:
     index.clear()
     index.settle()
     assert (index.match([1], 1), index.followers(ROOT), index.blocks()) == ([], [], [])
-    assert not index.has_any([0, 1, 2])
+    assert index.known([0, 1, 2]) == []
     assert index.key_of(0) is None
 
 
