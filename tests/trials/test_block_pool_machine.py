@@ -95,6 +95,7 @@ class Reference:
 
 
 class PoolMachine(RuleBasedStateMachine):
+    rules_run = 0
     sequences = Bundle("sequences")
 
     @initialize(
@@ -277,6 +278,7 @@ class PoolMachine(RuleBasedStateMachine):
     # ---- the laws
     @invariant()
     def laws(self) -> None:
+        type(self).rules_run += 1
         if not hasattr(self, "pool"):
             return
         pool, plain = self.pool, self.plain
@@ -319,5 +321,14 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.available == len(self.plain.usable)
 
 
-TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=50, deadline=None, derandomize=True)
+class TestPool(PoolMachine.TestCase):  # type: ignore[misc]
+    """The machine, and that it went far enough."""
+
+    def runTest(self) -> None:
+        """At least 20,000 rules, the laws checked after each."""
+        PoolMachine.rules_run = 0
+        super().runTest()
+        assert PoolMachine.rules_run >= 20_000
+
+
+TestPool.settings = settings(max_examples=420, stateful_step_count=50, deadline=None, derandomize=True)
