@@ -214,11 +214,11 @@ def _distribution(d: Dimension) -> "BaseDistribution":
     return CategoricalDistribution(encoded)
 
 
-def load_space_spec(name_or_path: str, folder: Path) -> SpaceSpec:
+def load_space_spec(name_or_path: str, folder: Path = Path()) -> SpaceSpec:
     """A YAML file (relative to `folder`), or a ready space by its name, with or without `.yaml`."""
     path = folder / name_or_path
     ready = name_or_path.removesuffix(".yaml")
-    if ready in READY and not path.is_file():
+    if ready in READY and (ready == name_or_path or not path.is_file()):
         text = resources.files("search_spaces").joinpath(f"{ready}.yaml").read_text(encoding="utf-8")
         return space_spec(yaml.safe_load(text), ready)
     if not name_or_path.endswith((".yaml", ".yml")):

@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from trials.engines.kernels.threads import prepare_process
+
+# Before anything imports torch or numba: real tensors run on one thread in every test, as in a trial.
+prepare_process(1)
+
 _TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 
 

@@ -52,7 +52,7 @@ class Outcome:
 
 @contextmanager
 def _no_collection(measured: bool) -> Iterator[None]:
-    """No garbage collection inside a replay: its pauses are not the engine's. None is due where time is modelled."""
+    """No garbage collection inside a measured replay: its pauses are not the engine's."""
     if measured:
         gc.collect()
         gc.freeze()

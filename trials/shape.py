@@ -15,6 +15,8 @@ _FIRST_ROWS = 64  # of the hit curve, which then doubles
 
 
 class HitRatio(BaseModel):
+    """What an endless prefix cache would find of a trace, and over how much of it that was counted."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rows: int  # of the trace, from its first

@@ -16,7 +16,7 @@ RULES = Rules("qualified_output_throughput", 0.02, 3)
 
 
 def space_of(**policy):
-    return build_space(load_space_spec("block_size", None), make_spec(policy=policy))
+    return build_space(load_space_spec("block_size"), make_spec(policy=policy))
 
 
 SPACE = space_of()

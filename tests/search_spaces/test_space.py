@@ -8,7 +8,7 @@ from trials.units import SpecError
 
 
 def block_size(**spec):
-    return build_space(load_space_spec("block_size", None), make_spec(**spec))
+    return build_space(load_space_spec("block_size"), make_spec(**spec))
 
 
 def test_the_ready_space_is_the_powers_of_two_from_1_to_256_in_order():
