@@ -58,22 +58,22 @@ class Content:
                 node, at = path[-1]
             for name in ids:
                 # A partial last id is the same only where its length agrees too.
-                end = min(at + per, prompt)
+                end = at + per if at + per <= prompt else prompt
                 place = (node, name, end - at)
-                if place not in known:
-                    known[place] = self._node(node, at)
-                node, at = known[place], end
+                found = known.get(place)
+                if found is None:
+                    found = known[place] = self._node(node, at)
+                node, at = found, end
                 path.append((node, at))
             path.append((self._node(node, at), prompt + outputs[row]))
             self._paths.append(tuple(path))
 
     def _find_shared(self) -> None:
         """Per row: leading tokens that at least one other row has too, and the node of the last of them."""
-        longest: dict[int, int] = {}
-        second: dict[int, int] = {}
+        longest, second = [-1] * self.num_nodes, [-1] * self.num_nodes  # ends of rows' stretches of each node
         for path in self._paths:
             for node, end in path:
-                first = longest.get(node, -1)
+                first = longest[node]
                 if end > first:
                     longest[node], second[node] = end, first
                 elif end > second[node]:
