@@ -61,12 +61,14 @@ class Opening:
             weights=[*model.parameters(), *model.buffers()], buffers=list(tensors_in(vars(outputs), 2)),
         )  # fmt: skip
         device = TorchDevice(self._spec.engine.device, tensors, self._baseline)
-        policy = self._spec.policy
+        release_freed_memory()
+        before, policy = occupied(device.device), self._spec.policy
         prompts = prompt_lengths(geometry, policy.max_model_len, policy.max_num_seqs, policy.max_num_batched_tokens)
         device.transient = rehearse(thread, prompts, int(model.config.vocab_size))
         processor.reset()
         processor.cache.reset()
         release_freed_memory()
+        device.kept = max(0, occupied(device.device) - before)
         return device
 
     def engine(

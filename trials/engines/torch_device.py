@@ -63,6 +63,7 @@ class TorchDevice:
     tensors: Tensors
     baseline: int
     transient: int = 0
+    kept: int = 0  # what libraries kept of the warm-up: kernels built for the shapes of its steps
     packed: int = 0  # weights in a form that is no tensor
     _peak: PeakResident = field(default_factory=PeakResident)
     _sizes: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -90,11 +91,11 @@ class TorchDevice:
             resident = self._peak.look()
             return DeviceBytes(
                 pool=pool, block_tables=tables, weights=weights, workspace=buffers + self.transient,
-                allocator_reserve=self.baseline, observed=self._peak.bytes, resident=resident,
+                allocator_reserve=self.baseline + self.kept, observed=self._peak.bytes, resident=resident,
             )  # fmt: skip
         allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         return DeviceBytes(
             pool=pool, block_tables=tables, weights=weights, workspace=allocated - pool - tables - weights,
-            allocator_reserve=self.baseline + reserved - allocated, observed=occupied("cuda"),
+            allocator_reserve=self.baseline + self.kept + reserved - allocated, observed=occupied("cuda"),
             resident=int(torch.cuda.memory_allocated()),
         )  # fmt: skip

@@ -40,6 +40,9 @@ _SETTLED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99",
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",  # rows are told by their ids
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the spec says how many threads, not where
+    # oneDNN keeps 1,024 kernels a process beside those that vLLM keeps a layer, a megabyte for each new batch size:
+    # memory that grows all through a replay and is in nobody's account.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 }  # fmt: skip
 _ERRORS = (
     ValueError, TypeError, RuntimeError, AssertionError, NotImplementedError, ImportError, MemoryError, OSError,
@@ -137,7 +140,7 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
         answers = Answers()
         recorded = answers.take_over(vllm_args.runner_of(core))
         device = vllm_opening.device_of(llm, spec, baseline)
-        device.transient = vllm_opening.rehearse(llm, geometry, spec.engine.device == "cpu")
+        vllm_opening.warm_up(llm, geometry, device)
     except _ERRORS as error:
         if llm is not None:
             vllm_opening.shut(llm)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -143,5 +144,6 @@ def knobs_of(core: Any, spec: TrialSpec, outputs: str) -> dict[str, str]:
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
         "runner": type(runner_of(core)).__module__.removeprefix("vllm."),
         "prefix_caching_hash_algo": cache.prefix_caching_hash_algo, "outputs": outputs,
+        "onednn_primitive_cache": os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "default"),
     }  # fmt: skip
     return {name: str(value) for name, value in known.items()}

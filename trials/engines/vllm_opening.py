@@ -1,6 +1,7 @@
 """How a whole vLLM is brought up: libraries mapped, engine started, every kind of step run once."""
 
 import gc
+import time
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from trials.engines.vllm_args import open_llm, runner_of
 from trials.geometry import pool_geometry
 from trials.spec import PoolSpec, TrialSpec
 
+MOST_SIZES = 128  # so many does vLLM keep a matrix; larger batches are built anew anyway
+_MOST_SECONDS = 20.0
 _MAPPED: list[bool] = []  # a process maps its libraries once
 
 
@@ -69,9 +72,40 @@ def rehearse(llm: Any, geometry: PoolGeometry, on_cpu: bool) -> int:
             most = max(most, peak_bytes(llm.step))
         else:
             llm.step()
-    if not core.scheduler.reset_prefix_cache():
-        raise RuntimeError("vLLM did not drop its cache after the warm-up")
     return most
+
+
+def every_batch_size(llm: Any, geometry: PoolGeometry) -> None:
+    """One step of every number of tokens, the largest first: a CPU's matrix library builds and keeps kernels for
+    each number, and would else build them inside the window."""
+    config = llm.engine_core.engine_core.vllm_config
+    usable = (geometry.num_blocks - geometry.reserve_blocks) * geometry.block_size
+    most = min(
+        config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len - 2, usable, MOST_SIZES
+    )
+    wanted = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+    until = time.monotonic() + _MOST_SECONDS
+    for size in range(most, 0, -1):
+        prompt = TokensPrompt(prompt_token_ids=prompt_ids(size, size, config.model_config.get_vocab_size()))
+        llm.add_request(f"size {size}", prompt, wanted)
+        while llm.has_unfinished_requests():
+            llm.step()
+        if time.monotonic() > until:
+            break
+
+
+def warm_up(llm: Any, geometry: PoolGeometry, device: TorchDevice) -> None:
+    """Every kind of step was run, nothing is left of it, and what its libraries kept is known."""
+    release_freed_memory()
+    before = occupied(device.device)
+    on_cpu = device.device == "cpu"
+    device.transient = rehearse(llm, geometry, on_cpu)
+    if on_cpu:
+        every_batch_size(llm, geometry)
+    if not llm.engine_core.engine_core.scheduler.reset_prefix_cache():
+        raise RuntimeError("vLLM did not drop its cache after the warm-up")
+    release_freed_memory()
+    device.kept = max(0, occupied(device.device) - before)
 
 
 def device_of(llm: Any, spec: TrialSpec, baseline: int) -> TorchDevice:
