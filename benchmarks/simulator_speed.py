@@ -7,8 +7,9 @@ llama-3.1-8b on roofline:h100-sxm with a pool of 16 GiB and the default policy, 
 content tree, engine, every step with its row, seeded audits. Every round is printed; the best of them counts.
 
     conv      Azure's conversation trace of 2023, whole, at rate_scale 2 (block 16 and 1) and 1; no shared prefixes
-    shared    20,000 requests at 20 a second, 500 tokens in and 250 out on average, half of them with one of 64
-              prefixes of 320 tokens
+    shared    20,000 requests, 500 tokens in and 250 out on average, half of them with one of 64 prefixes of 320
+              tokens: at 30 a second, where the pool is nearly full and nobody is preempted yet; beside it at 20
+              and at 35, where thousands are
 
 Long prompts cost by the block, so blocks per second stand beside tokens per second. Exit 1 where a target is
 missed, 2 where the trace cannot be read.
@@ -85,7 +86,7 @@ def spec_of(case: Case) -> TrialSpec:
 def shared_trace() -> Trace:
     """The generated trace; lengths as in the published probes of other simulators."""
     return generate(Preset.model_validate({
-        "name": "shared", "rows": 20_000, "seed": 0, "arrivals": {"kind": "poisson", "rps": 20.0},
+        "name": "shared", "rows": 20_000, "seed": 0, "arrivals": {"kind": "poisson", "rps": 30.0},
         "prompt": {"kind": "lognormal", "mean": 500, "sigma": 0.7, "min": 16, "max": 2048},
         "output": {"kind": "lognormal", "mean": 250, "sigma": 0.7, "min": 4, "max": 1024},
         "prefix": {"share": 0.5, "roots": 64, "lengths": [320], "tokens_per_id": 16},
@@ -136,7 +137,7 @@ def targets(rows: dict[str, Row]) -> list[tuple[str, float, bool]]:
     return [
         (f"conv, rate_scale 2, block 16: >= {CONV_TOKENS_PER_S:.2g} output tokens per CPU s", speed,
          speed >= CONV_TOKENS_PER_S),
-        (f"shared prefixes, block 16: >= {SHARED_TOKENS_PER_S:.2g} output tokens per CPU s", shared_speed,
+        (f"shared prefixes at 30/s, block 16: >= {SHARED_TOKENS_PER_S:.2g} output tokens per CPU s", shared_speed,
          shared_speed >= SHARED_TOKENS_PER_S),
         (f"conv, rate_scale 2: block 1 takes <= {MOST_FOR_BLOCK_1:g}x the CPU s of block 16", ratio,
          ratio <= MOST_FOR_BLOCK_1),
@@ -149,7 +150,7 @@ def table(rows: Sequence[Row]) -> str:
         f"{'M tok/s':>9}{'M blocks/s':>11}{'k steps/s':>10}  CPU s of each round"
     )
     lines = [
-        f"{r.name:8}{r.block_size:6}{r.rate_scale:6g}{r.output_tokens:11,}{r.steps:9,}{r.blocks:12,}{r.preemptions:8}"
+        f"{r.name:8}{r.block_size:6}{r.rate_scale:6.3g}{r.output_tokens:11,}{r.steps:9,}{r.blocks:12,}{r.preemptions:8}"
         f"{r.per_second(r.output_tokens) / 1e6:9.2f}{r.per_second(r.blocks) / 1e6:11.2f}"
         f"{r.per_second(r.steps) / 1e3:10.0f}  {' '.join(f'{s:.3f}' for s in r.cpu_s)}"
         for r in rows
@@ -172,6 +173,7 @@ def main() -> int:
     cases = {
         "conv": (conv, Case("conv", 16, 2.0)), "conv, rate_scale 1": (conv, Case("conv", 16, 1.0)),
         "block 1": (conv, Case("conv", 1, 2.0)), "shared": (shared, Case("shared", 16, 1.0)),
+        "shared, 20/s": (shared, Case("shared", 16, 20 / 30)), "shared, 35/s": (shared, Case("shared", 16, 35 / 30)),
     }  # fmt: skip
     rows = {name: run(trace, case, asked.rounds) for name, (trace, case) in cases.items()}
     reached = targets(rows)
