@@ -173,7 +173,8 @@ def main() -> int:
     cases = {
         "conv": (conv, Case("conv", 16, 2.0)), "conv, rate_scale 1": (conv, Case("conv", 16, 1.0)),
         "block 1": (conv, Case("conv", 1, 2.0)), "shared": (shared, Case("shared", 16, 1.0)),
-        "shared, 20/s": (shared, Case("shared", 16, 20 / 30)), "shared, 35/s": (shared, Case("shared", 16, 35 / 30)),
+        "shared, 20/s": (shared, Case("shared", 16, 20 / 30)),
+        "shared, 35/s": (shared, Case("shared", 16, 35 / 30)),
     }  # fmt: skip
     rows = {name: run(trace, case, asked.rounds) for name, (trace, case) in cases.items()}
     reached = targets(rows)
