@@ -109,7 +109,7 @@ def _recorded(scale: Scale) -> Path:
     where = str(folder / "trace.parquet")
     spec = spec.model_copy(update={"trace": spec.trace.model_copy(update={"path": where})})
     result = _quietly(spec, folder / "first", None)
-    write_text(folder / "recipe.yaml", _recipe(spec, trace, result, folder).model_dump_json())  # JSON is YAML
+    write_text(folder / "recipe.yaml", recipe_of(spec, trace, result, folder).model_dump_json())  # JSON is YAML
     return folder / "recipe.yaml"
 
 
@@ -125,7 +125,8 @@ def _beside(folder: Path, name: str, columns: list[str], source: str) -> Beside:
     return Beside(file=name, sha256=file_digest(folder / name))
 
 
-def _recipe(spec: TrialSpec, trace: Trace, result: TrialResult, folder: Path) -> Recipe:
+def recipe_of(spec: TrialSpec, trace: Trace, result: TrialResult, folder: Path) -> Recipe:
+    """A recipe of one trial whose files lie in folder/first, beside trace.parquet; it promises allocation alone."""
     attempt = json.loads((folder / "first" / "attempt.json").read_text(encoding="utf-8"))
     where = Locator(relative="trace.parquet", absolute=str(folder / "trace.parquet"))
     return Recipe(

@@ -14,15 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.config import SWEEP_ONLY
 from orchestrator.folder import AttemptRecord, read_attempt
-from orchestrator.ledger_diff import LedgerDifference, compare_ledgers
+from orchestrator.ledger_diff import LedgerDifference, compare_ledgers, rows_of
 from orchestrator.recipe import account_columns, read_table
 from orchestrator.reproduce import Run, run_package, run_worker, shorten
 from trials.documents import read_yaml, validated
 from trials.fingerprint import changed_parts
+from trials.ledger import ACCOUNTS
 from trials.result import TrialResult
 from trials.spec import Load, Measure, TrialSpec, resolve_paths
 from trials.units import SpecError
@@ -36,18 +38,19 @@ class _Model(BaseModel):
 
 
 class Moved(_Model):
-    """One account over one locked replay: time means of both builds, in bytes."""
+    """One account over the steps that both builds have of a locked replay, in bytes; `most` is signed."""
 
     account: str
     replay: str
-    before: float
+    before: float  # mean over the steps
     after: float
+    most: int  # the farthest that one step lies from the first build's
 
     @property
     def line(self) -> str:
         share = f" ({self.after / self.before - 1:+.2%})" if self.before else ""
         by = self.after - self.before
-        return f"{self.account} of {self.replay}: {by:+,.0f} bytes on average over time{share}"
+        return f"{self.account} of {self.replay}: {by:+,.0f} bytes a step on average{share}, at most {self.most:+,}"
 
 
 class DiffReport(_Model):
@@ -99,7 +102,7 @@ def diff(first: Build, second: Build, out: Path | None) -> DiffReport:
         clocked, why_clocked = _attempt(second, place / "b", None)
         problems = [*_no_answer("step-locked", locked, why_locked), *_no_answer("clocked", clocked, why_clocked)]
         differences = _ledgers(before, locked) if locked.result is not None else ()
-    moved = _moved(before.result, locked.result) if differences else ()
+        moved = _moved(before, locked) if differences else ()
     tokens = _throughput(before.result, clocked.result)
     seen = _Seen(asked, _parts(before.info, locked.info), problems, differences, moved, tokens)
     return _report(before.result, seen)
@@ -163,17 +166,19 @@ def _ledgers(before: AttemptRecord, locked: AttemptRecord) -> tuple[LedgerDiffer
     return compare_ledgers(expected.select(account_columns(expected)), read_table(found))
 
 
-def _moved(before: TrialResult, after: TrialResult | None) -> tuple[Moved, ...]:
-    if after is None:
-        return ()
+def _moved(before: AttemptRecord, locked: AttemptRecord) -> tuple[Moved, ...]:
+    """Accounts that differ, over common steps. Time is left out: a locked replay does not wait as a clocked one."""
+    expected, found = (read_table(attempt.folder / "ledger.parquet") for attempt in (before, locked))
     out = []
-    for a, b in zip(before.replays, after.replays, strict=False):
-        names = [n for n in a.ledger.time_mean if a.ledger.time_mean[n] != b.ledger.time_mean.get(n)]
-        out += [
-            Moved(account=n, replay=f"{a.phase} {a.load}", before=a.ledger.time_mean[n],
-                  after=b.ledger.time_mean.get(n, 0.0))
-            for n in names
-        ]  # fmt: skip
+    for phase, load in dict.fromkeys(zip(*(expected[n].to_pylist() for n in ("phase", "load")), strict=True)):
+        old, new = (rows_of(table, phase, load) for table in (expected, found))
+        common = min(len(old), len(new))
+        for name in ACCOUNTS:
+            a, b = (np.asarray(table[name], np.int64)[:common] for table in (old, new))
+            if (apart := b - a).any():
+                most = int(apart[np.abs(apart).argmax()])
+                out.append(Moved(account=name, replay=f"{phase} {load}", before=float(a.mean()),
+                                 after=float(b.mean()), most=most))  # fmt: skip
     return tuple(out)
 
 
