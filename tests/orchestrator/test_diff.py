@@ -85,7 +85,7 @@ def test_the_account_that_moved_is_named_with_its_first_step_and_bytes_better_or
     slack = [next(m for m in f.moved if m.account == "tail_slack") for f in (better, worse)]
     assert slack[0].after - slack[0].before == pytest.approx(-(slack[1].after - slack[1].before))
     assert slack[0].after < slack[0].before
-    assert any("tail_slack of cold" in line and "bytes on average" in line for line in better.lines)
+    assert any("tail_slack of cold" in line and "bytes a step on average" in line for line in better.lines)
 
 
 def test_what_a_change_is_worth_is_told_at_the_load_and_labelled(place: Path) -> None:
