@@ -255,6 +255,35 @@ def check(
 
 
 @app.command()
+def calibrate(
+    engine: Annotated[Path, typer.Argument(metavar="ENGINE.yaml", help="A trial with a measured engine.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="TABLE.json")],
+    block_sizes: Annotated[
+        str, typer.Option(help="Comma-separated; by default a quarter of the trial's, itself, and four times it.")
+    ] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="How often everything is measured; medians count.")] = 3,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the step times of a real engine, in the region that the trace visits, for the simulator.
+
+    Example: kvknee calibrate engine.yaml -o table.json --block-sizes 4,16,64
+    """
+    with verb(as_json):
+        from orchestrator.calibrate import calibrate as calibrate_engine
+        from orchestrator.calibrate import table_lines
+        from trials.units import parse_count
+
+        sizes = [parse_count(text, "--block-sizes") for text in block_sizes.split(",") if text.strip()]
+        table = calibrate_engine(engine, out, sizes, rounds, tuple(sets or ()))
+        if as_json:
+            _say_json({"table": str(out), **table.model_dump(mode="json")})
+        else:
+            for line in table_lines(table):
+                typer.echo(line)
+
+
+@app.command()
 def controls(as_json: Json = False) -> None:
     """Provoke the eight failures; each must be caught by its check, and by that check alone.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from trials.engine import StepShape, StepTime
 from trials.model import DTYPE_BYTES, ModelSpec
 from trials.step_tables import load_table, table_time
+from trials.table_checks import require_model
 from trials.units import SpecError, nearest
 
 # KV is read in tiles of at most this many tokens, however large the block: published kernels are flat in block
@@ -222,7 +223,9 @@ def _distserve(arguments: str, _: Scale) -> StepTime:
 
 def _table(arguments: str, scale: Scale) -> StepTime:
     """FILE: step times measured on an engine, interpolated."""
-    return table_time(load_table(Path(arguments)), scale.max_num_batched_tokens)
+    table = load_table(Path(arguments))
+    require_model(table, scale.model)
+    return table_time(table, scale.max_num_batched_tokens, scale.block_size, scale.block_term)
 
 
 FORMS: dict[str, Callable[[str, Scale], StepTime]] = {

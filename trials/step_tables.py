@@ -6,23 +6,28 @@
      "layers": {"tokens": [1, 32, ...], "ns": [...]},          all that grows with computed tokens, attention aside
      "head": {"rows": [1, ...], "ns": [...]},                  logits, by sampled rows; may be left out
      "decode_attention": {"num_decodes": [1, ...], "mean_context": [16, ...], "ns": [[...], ...]},
-     "prefill_attention": {"chunk_tokens": [1, ...], "mean_before": [0, ...], "ns": [[...], ...]}}
+     "prefill_attention": {"chunk_tokens": [1, ...], "mean_before": [0, ...], "ns": [[...], ...]},
+     "by_block": [{"block_size": 16, "decode_attention": {...}, "prefill_attention": {...}}, ...]}
 
-Times are for the whole model, all layers together; `ns` of the two attentions has a list for each entry of the
-first axis; prefill is one chunk. Between points, values are interpolated linearly in both axes; below the first
-they are the first; beyond the last, the last slope goes on, never downwards. Source of the shape: profiles of dense
-work by tokens and of attention on two separate grids, which reproduce a real engine within some percent, unfitted.
+`by_block` may be left out; with it, attention is interpolated in 1 / block_size, as a price per block would go.
+`kvknee calibrate` also writes what it measured: engine_hash, model_digest, measured (date), block_term, region and
+residuals. Times are for the whole model, all layers together; `ns` of the two attentions has a list for each entry
+of the first axis; prefill is one chunk. Between points, values are interpolated linearly in both axes; below the
+first they are the first; beyond the last, the last slope goes on, never downwards. Source of the shape: profiles of
+dense work by tokens and of attention on two separate grids, which reproduce a real engine within some percent,
+unfitted.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trials.engine import StepShape, StepTime
+from trials.table_facts import BlockTerm, Region, Residual
 from trials.units import SpecError
 
 Axis = Annotated[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...], Field(min_length=1)]
@@ -109,6 +114,17 @@ class PrefillAttention(_Grid):
         return self.chunk_tokens, self.mean_before
 
 
+GridT = TypeVar("GridT", DecodeAttention, PrefillAttention)
+
+
+class BlockGrid(_Model):
+    """Attention as it was timed at one block size. All block sizes of a table have the same axes."""
+
+    block_size: Annotated[int, Field(ge=1)]
+    decode_attention: DecodeAttention
+    prefill_attention: PrefillAttention
+
+
 class StepTable(_Model):
     """The file; see the module."""
 
@@ -121,6 +137,22 @@ class StepTable(_Model):
     head: Head | None = None
     decode_attention: DecodeAttention
     prefill_attention: PrefillAttention
+    by_block: tuple[BlockGrid, ...] = ()
+    engine_hash: str = ""  # of the engine that was timed
+    model_digest: str = ""
+    measured: str = ""  # date
+    block_term: BlockTerm = BlockTerm()
+    region: Region | None = None
+    residuals: tuple[Residual, ...] = ()
+
+    @model_validator(mode="after")
+    def _alike(self) -> "StepTable":
+        _ascending([grid.block_size for grid in self.by_block], "block sizes")
+        for grid in self.by_block:
+            for name in ("decode_attention", "prefill_attention"):
+                if getattr(grid, name).axes != getattr(self, name).axes:
+                    raise ValueError(f"by_block {grid.block_size}: {name} has other axes than the table's own")
+        return self
 
 
 def load_table(path: Path) -> StepTable:
@@ -178,11 +210,42 @@ def _surface(grid: DecodeAttention | PrefillAttention) -> Callable[[float, float
     return at
 
 
-def table_time(table: StepTable, max_num_batched_tokens: int) -> StepTime:
+def _at_block(
+    table: StepTable, block_size: int | None, block_term: bool
+) -> tuple[DecodeAttention, PrefillAttention]:
+    """The grids at a block size: linear in 1 / block_size between those measured, and the nearest one beyond."""
+    grids = table.by_block
+    if not grids or block_size is None:
+        return table.decode_attention, table.prefill_attention
+    if not block_term or block_size >= grids[-1].block_size:
+        return grids[-1].decode_attention, grids[-1].prefill_attention
+    if block_size <= grids[0].block_size:
+        return grids[0].decode_attention, grids[0].prefill_attention
+    k = bisect_right([grid.block_size for grid in grids], block_size) - 1
+    low, high = grids[k], grids[k + 1]
+    share = (1 / block_size - 1 / high.block_size) / (1 / low.block_size - 1 / high.block_size)
+    return (
+        _mixed(low.decode_attention, high.decode_attention, share),
+        _mixed(low.prefill_attention, high.prefill_attention, share),
+    )
+
+
+def _mixed(low: GridT, high: GridT, share: float) -> GridT:
+    ns = tuple(
+        tuple(share * a + (1 - share) * b for a, b in zip(x, y, strict=True))
+        for x, y in zip(low.ns, high.ns, strict=True)
+    )
+    return high.model_copy(update={"ns": ns})
+
+
+def table_time(
+    table: StepTable, max_num_batched_tokens: int, block_size: int | None = None, block_term: bool = True
+) -> StepTime:
     """The step-time function of a table; steps of up to `max_num_batched_tokens` tokens are looked up."""
     layers = _line(table.layers.tokens, table.layers.ns)
     head = _line(table.head.rows, table.head.ns) if table.head else lambda rows: 0.0
-    decode, prefill = _surface(table.decode_attention), _surface(table.prefill_attention)
+    at_decode, at_prefill = _at_block(table, block_size, block_term)
+    decode, prefill = _surface(at_decode), _surface(at_prefill)
     upto, base = max_num_batched_tokens, table.step_ns
     dense = [0.0] + [base + layers(n) for n in range(1, upto + 1)]
     logits = [0.0] + [head(n) for n in range(1, upto + 1)]

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from trials.applied import unapplied
 from trials.content import Content
 from trials.engine import Engine, EngineDied, EngineFacts, Refused
 from trials.engines import domain_of, engine_module
@@ -30,7 +31,9 @@ from trials.ladder import Asked, Locks, Outcome, run
 from trials.pool_size import Sized, size_pool
 from trials.result import Effective, Hashes, Ledger, TrialResult, save_result
 from trials.spec import MODELLED, TrialSpec, explain
+from trials.step_tables import load_table
 from trials.superpose import superposed
+from trials.table_checks import outside
 from trials.tables import read_locks, write_ledger, write_ownership, write_requests
 from trials.trace import Trace, TraceError, load_trace, write_whole
 from trials.units import SpecError, parse_count
@@ -87,6 +90,9 @@ def run_trial(
         else:
             _write_tables(done.outcome, done.facts, out)
             result = judge(done.outcome, done.facts, spec, blank)
+            result = result.model_copy(update={"warnings": warnings_of(done, spec)})
+            for warning in result.warnings:
+                say(f"warning: {warning}")
     except EngineDied as died:
         print(traceback.format_exc(), file=sys.stderr, flush=True)
         result = blank.model_copy(update={"reason": str(died), "ineligible_because": (f"engine died: {died}",)})
@@ -154,6 +160,16 @@ def judge(outcome: Outcome, facts: EngineFacts, spec: TrialSpec, blank: TrialRes
     )  # fmt: skip
 
 
+def warnings_of(done: Sized, spec: TrialSpec) -> tuple[str, ...]:
+    """What does not speak against the trial, but has to be known: step times beyond what their table measured."""
+    step_time = spec.engine.step_time or ""
+    if not step_time.startswith("table:"):
+        return ()
+    table, decides = load_table(Path(step_time.removeprefix("table:"))), done.outcome.replays[done.outcome.decides]
+    words = outside(table, decides.replay.steps, done.facts.groups[0].block_size)
+    return (words,) if words else ()
+
+
 def effective(facts: EngineFacts, spec: TrialSpec) -> Effective:
     """What the trial is credited with, read back from the engine."""
     group = facts.groups[0]
@@ -182,6 +198,7 @@ def ineligible(outcome: Outcome, facts: EngineFacts) -> list[str]:
             )
         book = measured.result.ledger
         reasons += [f"{name}: {said}" for said in (_residual(book, facts), pool_residual(book, facts)) if said]
+        reasons += [f"{name}: {said}" for said in unapplied(measured.replay, facts)]
         if not measured.replay.audited_steps:
             reasons.append(f"{name}: no step was audited")
     if not outcome.replays[outcome.decides].result.metrics.output_throughput > 0:
@@ -238,7 +255,7 @@ def main(arguments: list[str]) -> int:
 def _answer(arguments: list[str]) -> int:
     try:
         if len(arguments) == 2 and arguments[0] == "--describe":
-            print(json.dumps(describe(_read_spec(Path(arguments[1]))), sort_keys=True))
+            print(json.dumps(describe(read_spec(Path(arguments[1]))), sort_keys=True))
             return 0
         options = dict(zip(arguments[2::2], arguments[3::2], strict=False))
         if len(arguments) < 2 or len(arguments) % 2 or not options.keys() <= {"--lock", "--ownership-at"}:
@@ -246,14 +263,14 @@ def _answer(arguments: list[str]) -> int:
             return 2
         locks = read_locks(Path(options["--lock"])) if "--lock" in options else None
         at_ns = parse_count(options["--ownership-at"], "--ownership-at") if "--ownership-at" in options else None
-        run_trial(_read_spec(Path(arguments[0])), Path(arguments[1]), locks, at_ns)
+        run_trial(read_spec(Path(arguments[0])), Path(arguments[1]), locks, at_ns)
     except (SpecError, TraceError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     return 0
 
 
-def _read_spec(path: Path) -> TrialSpec:
+def read_spec(path: Path) -> TrialSpec:
     """The spec that whoever started this process wrote; SpecError where it is none."""
     try:
         return TrialSpec.model_validate_json(path.read_text(encoding="utf-8"))

@@ -1,6 +1,7 @@
 """simulator: our scheduler and pool on a virtual clock; a step-time model says how long a step takes."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from trials.content import Content
@@ -12,6 +13,9 @@ from trials.geometry import block_table_bytes, pool_geometry
 from trials.plan import Plan
 from trials.roofline import step_time
 from trials.spec import TrialSpec
+from trials.step_tables import load_table
+from trials.table_checks import require_engine
+from trials.units import SpecError
 
 
 class Modelled:
@@ -42,12 +46,23 @@ def identity(spec: TrialSpec) -> Mapping[str, Any]:
     return own_identity(spec, ["engines/simulator.py", "roofline.py", "step_tables.py"], [])
 
 
+def _stands_for(spec: TrialSpec, text: str) -> None:
+    """`engine.args.stands_for`: the hash of the engine that the times must have been measured on. SpecError."""
+    wanted = spec.engine.args.get("stands_for")
+    if wanted is None:
+        return
+    if not text.startswith("table:"):
+        raise SpecError(f"engine.args.stands_for needs step times that were measured: a table, not {text}")
+    require_engine(load_table(Path(text.removeprefix("table:"))), str(wanted))
+
+
 def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     """Always opens, unless the pool holds no block."""
     geometry = pool_geometry(spec)
     if isinstance(geometry, str):
         return Refused(geometry)
     assert spec.engine.step_time is not None
+    _stands_for(spec, spec.engine.step_time)
     time_of = step_time(
         spec.engine.step_time,
         spec.model,
