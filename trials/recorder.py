@@ -85,6 +85,8 @@ class Recorder:
             self.open_run[k] = index
             if self.first_token[k] < 0:
                 self.first_token[k] = now
+        for row, tokens in step.extra:
+            self.several(place[row], row, index, tokens, now)
         for row, outcome in step.ended:
             k = place[row]
             done = outcome is Outcome.COMPLETED
@@ -101,6 +103,14 @@ class Recorder:
             self.runs.frombytes(RUN_PACK(row, first, stop - first))
             self.delivered[k] += stop - first
             self.last_token[k] = now
+
+    def several(self, k: int, row: int, index: int, tokens: int, now: int) -> None:
+        """More than one token in step `index`: the run under way ends there, each further token is a run."""
+        self.close_run(k, row, index + 1, now)
+        for _ in range(tokens - 1):
+            self.runs.frombytes(RUN_PACK(row, index, 1))
+        self.delivered[k] += tokens - 1
+        self.open_run[k] = index + 1
 
     def finish(self, k: int, outcome: Outcome, now: int) -> None:
         self.outcome[k] = outcome

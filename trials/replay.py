@@ -65,10 +65,9 @@ def _drive(
             now = then
             index += 1
             continue
-        start = now
+        start, duration = now, step.duration_ns
         if virtual:
-            now += step.duration_ns
-            duration = step.duration_ns
+            now += duration
         else:
             now = clock.now()
             duration = step.duration_ns = now - start
@@ -83,7 +82,8 @@ def _drive(
         ))  # fmt: skip
         for row in step.ledger:
             write_row(pack_row(*row))
-        if step.admitted or step.began or step.ended or step.paused or step.preempted or step.started:
+        changed = step.admitted or step.began or step.ended or step.paused or step.preempted or step.started
+        if changed or step.extra:
             recorder.changes(step, index, now)
             arrivals.saw(step, index, now)
             if stop is not None and (why := stop(recorder, now)) is not None:
