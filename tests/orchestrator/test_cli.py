@@ -18,7 +18,10 @@ from orchestrator.cli import app
 from orchestrator.folder import SweepFolder
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("doctor", "trial", "bound", "run", "resume", "status", "report", "reproduce", "check", "calibrate", "controls", "trace")
+VERBS = (
+    "doctor", "trial", "bound", "run", "resume", "status", "report", "reproduce", "check", "calibrate", "controls",
+    "trace",
+)  # fmt: skip
 
 
 def kvknee(*arguments):
