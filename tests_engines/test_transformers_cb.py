@@ -4,16 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from driving import Driver, expected_hits, is_empty, make_forks, make_requests, make_spec, serve, work_of
 
+from tests.contracts.engine_laws import LAWS, Laboratory
 from trials.content import Content
 from trials.engine import Cause, Engine, EngineDied, Outcome, Refused
 from trials.engines import transformers_cb
-from trials.engines.installed import installed_digests
 from trials.ledger import account_bytes, unbalanced_rows
 from trials.load import offer
 from trials.replay import replay
@@ -36,6 +37,11 @@ def opened(trace: Trace, block_size: int, num_blocks: int, **more: object) -> En
 @pytest.fixture(scope="module")
 def shared() -> Trace:
     return make_requests(PROMPTS, OUTPUTS, SHARED)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_engine_keeps_its_contract(law: Callable[[Laboratory], None]) -> None:
+    law(Laboratory("transformers_cb", reserve=2))
 
 
 @pytest.mark.parametrize("block_size", [4, 7, 16, 64])
@@ -303,26 +309,10 @@ def test_device_bytes_are_named_and_the_rest_is_a_small_signed_residual(shared: 
     engine.close()
 
 
-def test_one_changed_byte_of_the_installed_engine_shows_and_a_moved_environment_does_not(tmp_path: Path) -> None:
-    def made(folder: Path, byte: str) -> dict[str, str]:
-        package = folder / "made_engine_of_mine"
-        (package / "core").mkdir(parents=True)
-        (package / "__init__.py").write_text("raise AssertionError('must not be imported')")
-        (package / "core" / "pool.py").write_text(f"FREE = {byte}")
-        sys.path.insert(0, str(folder))
-        try:
-            return installed_digests("made_engine_of_mine", ["core/**/*.py", "*.py"])
-        finally:
-            sys.path.remove(str(folder))
-            sys.path_importer_cache.clear()
-
-    one = made(tmp_path / "a", "1")
-    assert made(tmp_path / "b", "1") == one
-    moved = made(tmp_path / "c", "2")
-    assert {name for name in one if one[name] != moved[name]} == {"made_engine_of_mine/core/pool.py"}
+def test_the_identity_names_the_installed_files_that_decide() -> None:
     found = transformers_cb.identity(make_spec("transformers_cb", 16, 40))["installed"]
     assert "transformers/generation/continuous_batching/scheduler.py" in found
-    assert found == transformers_cb.identity(make_spec("transformers_cb", 32, 99))["installed"]
+    assert "transformers/models/llama/modeling_llama.py" in found
 
 
 def test_the_candidates_policy_is_no_part_of_the_engine() -> None:
