@@ -174,11 +174,15 @@ def words(found: Capacity) -> str:
         return f"no {kind} of the ladder holds: {found.parts[found.decides].binding} binds"
     bound = (">= " if found.over != "pool_bytes" else "<= ") if found.at_least else ""
     part = found.parts[found.decides]
-    tail = "; nothing tried failed" if found.at_least else f"; {part.beyond:g} does not hold ({part.binding} binds)"
-    spread = f", {_shown(found.low)} to {_shown(found.high)} over {num_windows} windows" if num_windows > 1 else ""
+
+    def shown(value: float | None) -> str:
+        if value is None:
+            return "none"
+        return f"{value:,.0f}" if found.over == "pool_bytes" else f"{value:g}"
+
+    tail = (
+        "nothing tried failed" if found.at_least else f"{shown(part.beyond)} does not hold ({part.binding} binds)"
+    )
+    spread = f", {shown(found.low)} to {shown(found.high)} over {num_windows} windows" if num_windows > 1 else ""
     laid = f"; {found.superposed} shifted copies of the trace over one another" if found.superposed > 1 else ""
-    return f"{bound}{found.value:g} {unit}{spread}{tail}{laid}"
-
-
-def _shown(value: float | None) -> str:
-    return "none" if value is None else f"{value:g}"
+    return f"{bound}{shown(found.value)} {unit}{spread}; {tail}{laid}"

@@ -96,7 +96,9 @@ def _on_window(
     while True:
         bracket = search(holds, len(values))
         rung = bracket.best or 0
-        decided = pools.replay(values[rung], full=True)
+        decided = at.get(rung)
+        if decided is None or decided.measured.replay.stopped_early is not None:
+            decided = pools.replay(values[rung], full=True)
         if bracket.best is None or (decided is not None and decided.holds):
             break
         known[rung] = False

@@ -50,7 +50,7 @@ def test_smallest_pool_that_holds_and_the_one_below_it():
 def test_smallest_of_the_ladder_that_holds_is_at_most():
     found = sized(spec({"low": "100KiB", "high": "1MiB"}))
     assert isinstance(found, Sized)
-    assert found.outcome.capacity.words.startswith("<= 102400 bytes; nothing tried failed")
+    assert found.outcome.capacity.words.startswith("<= 102,400 bytes; nothing tried failed")
 
 
 def test_no_pool_that_holds_and_none_that_opens():
