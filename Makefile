@@ -60,7 +60,7 @@ types: $(STAMP)
 	$(call stage,types,$(BIN)/mypy)
 
 unit: $(STAMP)
-	$(call stage,unit,$(BIN)/python -m pytest -q -m "not slow and not gpu")
+	$(call stage,unit,$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu")
 
 # One process a file: each engine settles threads and environment for itself.
 test-engines: $(ENGINES_STAMP)
@@ -73,6 +73,9 @@ test-engines: $(ENGINES_STAMP)
 full: test test-engines
 	$(call stage,slow,$(BIN)/python -m pytest -q -m slow)
 	$(call stage,simulator speed,$(BIN)/python benchmarks/simulator_speed.py)
+	$(call stage,provoked failures,$(BIN)/kvknee controls)
+	$(call stage,watermark,$(BIN)/python benchmarks/watermark.py)
+	$(call stage,truth,$(BIN)/python benchmarks/truth.py ../shared/truth/vllm_rtx4090_llama31_8b)
 	$(call stage,agreement with vLLM in full,$(ENGINES)/bin/python benchmarks/agreement.py --requests 300)
 
 clean:
