@@ -20,7 +20,7 @@ from orchestrator.folder import SweepFolder
 ROOT = Path(__file__).resolve().parents[2]
 VERBS = (
     "doctor", "trial", "bound", "run", "resume", "status", "report", "reproduce", "check", "calibrate", "controls",
-    "trace",
+    "diff", "trace",
 )  # fmt: skip
 
 
