@@ -153,8 +153,11 @@ def test_closing_ends_a_running_trial_and_leaves_the_cluster_to_its_owner(
 
 
 DRIVER = """
+import signal
 import sys
 from pathlib import Path
+# Whoever runs the tests in the background hands an ignored SIGINT down.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, sys.argv[3])
 from orchestrator.executors import Job
 from orchestrator.ray_slots import RayExecutor
@@ -185,7 +188,10 @@ def test_an_interrupted_driver_leaves_no_process_and_nothing_in_the_home(
         family = driver.children(recursive=True)
         assert len(family) > 3
         driver.send_signal(signal.SIGINT)
-        driver.communicate(timeout=30)
+        try:
+            driver.communicate(timeout=30)
+        finally:
+            driver.kill()
     assert gone(pid)
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
