@@ -122,18 +122,20 @@ def _drive(folder: SweepFolder, sweep: Sweep, tracker: Tracker) -> None:
 
 @contextmanager
 def _stoppable(folder: SweepFolder) -> Iterator[None]:
-    """Ctrl-C and SIGTERM stop in order."""
+    """Ctrl-C and SIGTERM stop in order; so does a SIGINT sent to a sweep that was started in the background."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; continue with: kvknee resume {folder.path}") from None
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def _ending(error: BaseException) -> str:

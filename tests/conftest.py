@@ -1,6 +1,7 @@
 """Fixtures for every room: where the real traces are."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from trials.engines.kernels.threads import prepare_process
+
+# Whoever runs the tests in the background hands an ignored SIGINT down; what is tested here is interrupted by it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything imports torch or numba: real tensors run on one thread in every test, as in a trial.
 prepare_process(1)

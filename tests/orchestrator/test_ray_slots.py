@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -153,11 +154,8 @@ def test_closing_ends_a_running_trial_and_leaves_the_cluster_to_its_owner(
 
 
 DRIVER = """
-import signal
 import sys
 from pathlib import Path
-# Whoever runs the tests in the background hands an ignored SIGINT down.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, sys.argv[3])
 from orchestrator.executors import Job
 from orchestrator.ray_slots import RayExecutor
@@ -190,8 +188,9 @@ def test_an_interrupted_driver_leaves_no_process_and_nothing_in_the_home(
         driver.send_signal(signal.SIGINT)
         try:
             driver.communicate(timeout=30)
-        finally:
+        except subprocess.TimeoutExpired:
             driver.kill()
+            raise
     assert gone(pid)
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
