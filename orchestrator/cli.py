@@ -5,8 +5,9 @@ Exit codes: 0 done · 1 our fault · 2 bad input · 3 no feasible candidate, or 
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn, Protocol
 
 import typer
 
@@ -29,6 +30,28 @@ Goodput = Annotated[
 Out = Annotated[Path | None, typer.Option("-o", "--output-dir", help="Folder to write; a new one by default.")]
 Address = Annotated[str | None, typer.Option(help="Ray cluster to use; none starts a local one.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A sweep's folder.")]
+
+
+class _Found(Protocol):
+    """What a verb found out: lines for people, a model for scripts, and how the process ends."""
+
+    @property
+    def lines(self) -> Sequence[str]: ...
+
+    @property
+    def exit_code(self) -> int: ...
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
+
+
+def _answer(found: _Found, as_json: bool) -> NoReturn:
+    """Say what was found, one way or the other, and exit with its code."""
+    if as_json:
+        _say_json(found.model_dump(mode="json"))
+    else:
+        for line in found.lines:
+            typer.echo(line)
+    raise typer.Exit(found.exit_code)
 
 
 def _say_json(document: Any) -> None:
@@ -195,12 +218,7 @@ def reproduce(
         from orchestrator.reproduce import reproduce as run_again
 
         found = run_again(recipe, out)
-        if as_json:
-            _say_json(found.model_dump(mode="json"))
-        else:
-            for line in found.lines:
-                typer.echo(line)
-        raise typer.Exit(found.exit_code)
+        _answer(found, as_json)
 
 
 @app.command()
@@ -224,12 +242,7 @@ def diff(
         from orchestrator.diff import diff as diff_builds
 
         found = diff_builds(build_of(first, trace, package_a), build_of(second, trace, package_b), out)
-        if as_json:
-            _say_json(found.model_dump(mode="json"))
-        else:
-            for line in found.lines:
-                typer.echo(line)
-        raise typer.Exit(found.exit_code)
+        _answer(found, as_json)
 
 
 @app.command()
@@ -246,12 +259,7 @@ def check(
         from orchestrator.check import check as check_recipe
 
         found = check_recipe(recipe, trace)
-        if as_json:
-            _say_json(found.model_dump(mode="json"))
-        else:
-            for line in found.lines:
-                typer.echo(line)
-        raise typer.Exit(found.exit_code)
+        _answer(found, as_json)
 
 
 @app.command()

@@ -6,9 +6,7 @@ is worth in qualified output tokens/s at this load. Each build runs in a new pro
 YAML names.
 """
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,7 @@ from orchestrator.config import SWEEP_ONLY
 from orchestrator.folder import AttemptRecord, read_attempt
 from orchestrator.ledger_diff import LedgerDifference, compare_ledgers, rows_of
 from orchestrator.recipe import account_columns, read_table
-from orchestrator.reproduce import Run, run_package, run_worker, shorten
+from orchestrator.reproduce import Run, place, run_package, run_worker, shorten
 from trials.documents import read_yaml, validated
 from trials.fingerprint import changed_parts
 from trials.ledger import ACCOUNTS
@@ -93,13 +91,13 @@ def build_of(engine: Path, trace: Path, package: Path | None = None) -> Build:
 def diff(first: Build, second: Build, out: Path | None) -> DiffReport:
     """Run both builds and compare. `out` keeps their files; None: a temporary folder, removed."""
     asked = _asked_apart(first.spec, second.spec)
-    with _place(out) as place:
-        before, why_before = _attempt(first, place / "a", None)
+    with place(out) as folder:
+        before, why_before = _attempt(first, folder / "a", None)
         if before.result is None or before.result.status != "complete":
             return _nothing(before.result, why_before)
-        lock = place / "a" / "requests.parquet"
-        locked, why_locked = _attempt(second, place / "b-locked", lock)
-        clocked, why_clocked = _attempt(second, place / "b", None)
+        lock = folder / "a" / "requests.parquet"
+        locked, why_locked = _attempt(second, folder / "b-locked", lock)
+        clocked, why_clocked = _attempt(second, folder / "b", None)
         problems = [*_no_answer("step-locked", locked, why_locked), *_no_answer("clocked", clocked, why_clocked)]
         differences = _ledgers(before, locked) if locked.result is not None else ()
         moved = _moved(before, locked) if differences else ()
@@ -118,16 +116,6 @@ class _Seen:
     differences: tuple[LedgerDifference, ...]
     moved: tuple[Moved, ...]
     throughput: tuple[float, float] | None
-
-
-@contextmanager
-def _place(out: Path | None) -> Iterator[Path]:
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        yield out.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="kvknee-diff-") as name:
-        yield Path(name).resolve()
 
 
 def _attempt(build: Build, out: Path, lock: Path | None) -> tuple[AttemptRecord, str]:

@@ -61,9 +61,9 @@ def reproduce(recipe: Path, out: Path | None, run: Run | None = None) -> Reprodu
     lock, rows = _verified(wanted, base)
     parts = _moved_content(wanted, wanted.resolved_spec(base))
     spec = wanted.pinned_spec(base)
-    with _place(out) as place:
-        locked, why_locked = _attempt(spec, place / "locked", lock, run or run_worker)
-        clocked, why_clocked = _attempt(spec, place / "clocked", None, run or run_worker)
+    with place(out) as folder:
+        locked, why_locked = _attempt(spec, folder / "locked", lock, run or run_worker)
+        clocked, why_clocked = _attempt(spec, folder / "clocked", None, run or run_worker)
         parts += _moved_engine(wanted, locked if locked.result else clocked)
         differences = _ledger_differences(rows, locked)
     problems = [*_no_answer("step-locked", locked, why_locked), *_no_answer("clocked", clocked, why_clocked)]
@@ -104,12 +104,13 @@ def run_package(package: Path, spec: TrialSpec, out: Path, lock: Path | None) ->
 
 
 @contextmanager
-def _place(out: Path | None) -> Iterator[Path]:
+def place(out: Path | None) -> Iterator[Path]:
+    """Where runs to compare keep their files: the folder asked for, or a temporary one that is removed."""
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         yield out.resolve()
         return
-    with tempfile.TemporaryDirectory(prefix="kvknee-reproduce-") as name:
+    with tempfile.TemporaryDirectory(prefix="kvknee-compare-") as name:
         yield Path(name).resolve()
 
 
