@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.config import load_trial
 from orchestrator.launch import environment
 from orchestrator.package import install, pack
+from orchestrator.resolve import load_trial
 from trials.spec import MODELLED, TrialSpec
 from trials.step_tables import StepTable, load_table
 from trials.table_facts import Residual

@@ -152,8 +152,8 @@ def run(
     """
     with verb(as_json):
         from orchestrator.cli_sweep import Overrides, dry, run_sweep
-        from orchestrator.config import load_sweep
         from orchestrator.opening import new_folder
+        from orchestrator.resolve import load_sweep
 
         overrides = Overrides(address, trials, max_concurrent)
         resolved = load_sweep(sweep, [*(sets or ()), *overrides.sets()], goodput)

@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.bounded import bound_first
 from orchestrator.cli_errors import Interrupted
 from orchestrator.conclude import Conclusion, conclude, judged, outcome_of, publish
-from orchestrator.config import Sweep, stored_sweep
+from orchestrator.config import Sweep
 from orchestrator.folder import SweepFolder
 from orchestrator.live import best_line, open_viewer, states_line
 from orchestrator.opening import (
@@ -24,6 +24,7 @@ from orchestrator.opening import (
     sole_driver,
 )
 from orchestrator.progress import Tally
+from orchestrator.sweep_file import stored_sweep
 from orchestrator.tables import outcome_lines, plan_lines, print_conclusion
 from orchestrator.tracking import SweepEntry, Tracker
 from trials.slo import parse_slo

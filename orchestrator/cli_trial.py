@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from orchestrator.config import load_trial
 from orchestrator.executors import Done, Executor, Job, Lost, Progress
 from orchestrator.launch import WORKER
 from orchestrator.ledger_diff import rows_of
 from orchestrator.opening import new_folder
+from orchestrator.resolve import load_trial
 from orchestrator.tables import print_static, print_trial
 from trials.recording import Ints
 from trials.result import ReplayResult, TrialResult

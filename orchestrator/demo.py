@@ -17,11 +17,12 @@ import typer
 
 from orchestrator.cli_errors import verb
 from orchestrator.cli_sweep import run_sweep, stored
-from orchestrator.config import Sweep, resolve
+from orchestrator.config import Sweep
 from orchestrator.demo_calibration import Calibration, calibrate, seen_in
 from orchestrator.demo_checks import check_lines, checks
 from orchestrator.demo_plan import DemoPlan, load_plan
 from orchestrator.folder import SweepFolder, TrialRecord
+from orchestrator.resolve import resolve
 
 _CPU_WORDS = (
     "CPU results: times are CPU seconds of one thread (clock cpu). They compare block sizes for this kernel on\n"

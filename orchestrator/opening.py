@@ -8,9 +8,10 @@ from pathlib import Path
 
 import yaml
 
-from orchestrator.config import Sweep, differences, sweep_yaml
+from orchestrator.config import Sweep
 from orchestrator.executors import Executor
 from orchestrator.folder import SweepFolder, write_text
+from orchestrator.sweep_file import differences, sweep_yaml
 from orchestrator.tracking import SweepEntry, Tracker
 from trials.documents import read_yaml
 from trials.fingerprint import canonical_json, digest, distribution_versions

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from made_results import make_result
 
-from orchestrator.config import load_sweep
 from orchestrator.executors import Done, Job, Lost
 from orchestrator.folder import SweepFolder, write_text
 from orchestrator.progress import Silent
+from orchestrator.resolve import load_sweep
 from orchestrator.sweep import Driver, Rooms
 from orchestrator.tracking import MemoryTracker
 from trials.result import Hashes

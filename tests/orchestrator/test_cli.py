@@ -260,7 +260,8 @@ def test_an_internal_error_exits_with_1_and_keeps_its_traceback(sweep_file, tmp_
 
 
 def _resolved(path):
-    from orchestrator.config import load_sweep, sweep_yaml
+    from orchestrator.resolve import load_sweep
+    from orchestrator.sweep_file import sweep_yaml
 
     return sweep_yaml(load_sweep(path))
 

@@ -4,7 +4,9 @@ import pytest
 import yaml
 from fake_rooms import SWEEP, make_sweep, write_trace
 
-from orchestrator.config import Point, differences, load_sweep, load_trial, stored_sweep, sweep_yaml
+from orchestrator.config import Point
+from orchestrator.resolve import load_sweep, load_trial
+from orchestrator.sweep_file import differences, stored_sweep, sweep_yaml
 from trials.trace import TraceError
 from trials.units import SpecError
 

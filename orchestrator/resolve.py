@@ -1,0 +1,150 @@
+"""Everything looked up once: trace, hash, step table, space, windows, controls, budget."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.config import SWEEP_ONLY, Sweep, SweepConfig
+from orchestrator.domains import ask, cut
+from orchestrator.overrides import apply_goodput, apply_sets
+from orchestrator.windows import repeat_windows, rows_in
+from search_spaces.space import Space, SpaceSpec, build_space, control_spec, load_space_spec
+from trials.documents import read_yaml, validated
+from trials.fingerprint import file_digest, trace_hash
+from trials.geometry import block_bytes, effective_block_size
+from trials.spec import TrialSpec, resolve_paths
+from trials.trace import Trace, load_trace
+from trials.units import SpecError
+
+_FEW_WINDOWS = 3  # fewer tell nothing of how far a capacity moves from one to the next
+
+
+def load_sweep(path: Path, sets: Sequence[str] = (), goodput: str | None = None) -> Sweep:
+    """Read and resolve a sweep's YAML; relative paths in it are relative to its own folder. SpecError."""
+    data = read_yaml(path)
+    if isinstance(data.get("executor"), str):
+        data["executor"] = {"kind": data["executor"]}  # so that --set executor.slots=2 has where to go
+    data = apply_goodput(apply_sets(data, sets, SweepConfig), goodput)
+    return resolve(validated(SweepConfig, data, str(path)), path.resolve().parent)
+
+
+def load_trial(path: Path, sets: Sequence[str] = (), goodput: str | None = None) -> TrialSpec:
+    """Read and resolve a trial's YAML; the keys of a sweep are refused with a word on where they belong."""
+    data = read_yaml(path)
+    foreign = [key for key in data if key in SWEEP_ONLY]
+    if foreign:
+        raise SpecError(f"{path}: {', '.join(foreign)}: key of a sweep, not of a trial; use `kvknee run {path}`")
+    data = apply_goodput(apply_sets(data, sets, TrialSpec), goodput)
+    spec = resolve_paths(validated(TrialSpec, data, str(path)), path.resolve().parent)
+    trace = load_trace(Path(spec.trace.path))
+    rows = rows_in(trace, spec.trace.window)
+    if not len(rows):
+        raise SpecError(f"{path}: no request of the trace arrives inside trace.window")
+    short = holds_none(spec, trace)
+    if short:
+        raise SpecError(f"{path}: {short}")
+    return spec
+
+
+def resolve(config: SweepConfig, folder: Path) -> Sweep:
+    """Look everything up once: trace, hash, step table, space, windows, controls, budget."""
+    base = resolve_paths(config.trial_spec(), folder)
+    trace = load_trace(Path(base.trace.path))
+    digest = _checked_hash(config, trace, base)
+    spec = config.space if isinstance(config.space, SpaceSpec) else load_space_spec(config.space, folder)
+    says = config.engine_says or ask(base)
+    space = cut(build_space(spec, base), says)
+    windows = repeat_windows(trace, config.trace.window, config.repeats)
+    controls = tuple((n, s) for n in config.controls if (s := control_spec(space, n)) is not None)
+    budget = _budget(config, space)
+    notes = [*space.notes, *_pool_notes(space, controls, trace), *_window_notes(config)]
+    resolved = config.model_copy(
+        update={
+            "trace": base.trace,
+            "engine": base.engine,
+            "space": spec,
+            "trials": budget,
+            "trace_hash": digest,
+            "engine_says": says,
+        }
+    )
+    return Sweep(resolved, space, windows, digest, _table_digest(base), controls, budget, tuple(notes))
+
+
+def _checked_hash(config: SweepConfig, trace: Trace, base: TrialSpec) -> str:
+    digest = trace_hash(trace)
+    if config.trace_hash not in (None, digest):
+        raise SpecError(
+            f"trace {base.trace.path} hashes to {digest[:12]}, the sweep expects {str(config.trace_hash)[:12]}: "
+            "restore the file, or drop trace_hash to start another sweep"
+        )
+    return digest
+
+
+def _table_digest(base: TrialSpec) -> str | None:
+    step_time = base.engine.step_time or ""
+    if not step_time.startswith("table:"):
+        return None
+    path = Path(step_time.removeprefix("table:"))
+    if not path.is_file():
+        raise SpecError(f"engine.step_time: {path}: no such table; make one with `kvknee calibrate`")
+    return file_digest(path)
+
+
+def _budget(config: SweepConfig, space: Space) -> int:
+    every = space.num_candidates * config.repeats
+    if config.sampler == "exhaustive":
+        if not space.enumerable:
+            raise SpecError(f"space {space.name} is continuous: use sampler: tpe, or give the range a step")
+        if config.trials is not None and config.trials > every:
+            raise SpecError(
+                f"trials: {config.trials} asked, but the space has {space.num_candidates} candidates x "
+                f"{config.repeats} repeats = {every}; lower trials or raise repeats"
+            )
+        return config.trials or every
+    if config.trials is None and not every:
+        raise SpecError("trials: a continuous space needs a budget, for example trials: 60")
+    return config.trials or every
+
+
+def holds_none(spec: TrialSpec, trace: Trace) -> str | None:
+    """Why the pool, or max_model_len, holds not one request of the trace; None where it holds some."""
+    tokens = trace.num_prompt_tokens + trace.num_output_tokens
+    fits = tokens <= spec.policy.max_model_len
+    if not fits.any():
+        return (
+            f"no request of the trace fits policy.max_model_len {spec.policy.max_model_len}: "
+            f"the shortest has {int(tokens.min())} tokens"
+        )
+    size = effective_block_size(spec)
+    blocks = spec.pool.blocks
+    if size and spec.pool.bytes is not None:
+        blocks = spec.pool.bytes // block_bytes(spec)
+    if blocks is None or not size:
+        return None  # a device budget: what it leaves for the pool is the engine's word
+    usable = max(blocks - spec.pool.reserve_blocks, 0)
+    # The last sampled token never has KV, so a request holds one token less than it has.
+    need = -(-(int(tokens[fits].min()) - 1) // size)
+    if need <= usable:
+        return None
+    return (
+        f"the pool holds no request of the trace: block_size {size} leaves {usable} usable blocks, "
+        f"the shortest request needs {need}; enlarge pool or use smaller blocks"
+    )
+
+
+def _pool_notes(space: Space, controls: Sequence[tuple[str, TrialSpec]], trace: Trace) -> list[str]:
+    """What cannot hold a request is noted and will be refused; where nothing can, the sweep is refused."""
+    candidates = [space.suggest(p) for p in space.candidates()] if space.enumerable else [space.base]
+    short = [why for c in candidates if (why := holds_none(c, trace))]
+    if len(short) == len(candidates):
+        raise SpecError(short[0])
+    words = [f"control {name}: {why}" for name, c in controls if (why := holds_none(c, trace))]
+    return [*(f"candidate: {why}" for why in short), *words]
+
+
+def _window_notes(config: SweepConfig) -> list[str]:
+    ladder = config.measure.ladder
+    count = config.repeats * ladder.windows if ladder else _FEW_WINDOWS
+    if count >= _FEW_WINDOWS:
+        return []
+    return [f"capacity on {count} windows: its range is not known; use repeats: {_FEW_WINDOWS}"]
