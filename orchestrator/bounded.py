@@ -9,7 +9,7 @@ from orchestrator.config import Sweep
 from orchestrator.folder import SweepFolder, write_text
 from trials.slo import parse_slo
 from trials.spec import MODELLED
-from trials.trace import TraceError, load_trace
+from trials.trace import load_trace
 from trials.units import SpecError
 
 _NUM_REQUESTS = 200
@@ -27,7 +27,7 @@ def bound_first(folder: SweepFolder, sweep: Sweep) -> None:
     own = base.model_copy(update={"trace": base.trace.model_copy(update={"window": sweep.windows[0]})})
     try:
         found = bound(own, load_trace(Path(own.trace.path)), _NUM_REQUESTS)
-    except (SpecError, TraceError) as error:
+    except SpecError as error:
         print(f"note: no bound: {error}", file=sys.stderr)
         return
     write_text(path, found.model_dump_json(indent=1) + "\n")

@@ -18,7 +18,7 @@ app = typer.Typer(
     help="Find the KV-cache block size and pool policy that turn the most cache bytes into useful, timely tokens.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    rich_markup_mode=None,  # rich alone would double the time of --help
 )
 app.add_typer(trace_app, name="trace")
 

@@ -1,5 +1,6 @@
 """How verbs end: a user's mistake in words with exit 2, ours with the path of its traceback and exit 1."""
 
+import errno
 import json
 import os
 import tempfile
@@ -9,8 +10,20 @@ from contextlib import contextmanager
 
 import typer
 
-from trials.trace import TraceError
 from trials.units import SpecError
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space there, or choose another folder",
+    errno.EDQUOT: "free some space there, or choose another folder",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.EACCES: "choose a path that you may use, or change its permissions",
+    errno.EPERM: "choose a path that you may use, or change its permissions",
+    errno.ENOENT: "check the path",
+    errno.EEXIST: "a file stands where a folder is needed: choose another path",
+    errno.ENOTDIR: "check the path: a part of it is a file",
+    errno.EISDIR: "name a file, not a folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}  # what the machine refuses and the user can mend; any other OSError is our fault until shown otherwise
 
 
 class Interrupted(Exception):
@@ -24,16 +37,30 @@ def verb(as_json: bool) -> Iterator[None]:
         yield
     except typer.Exit:
         raise
-    except (SpecError, TraceError) as error:
+    except SpecError as error:
         raise _end(2, f"error: {error}", as_json) from None
     except Interrupted as stop:
         raise _end(130, str(stop), as_json) from None
     except KeyboardInterrupt:
         raise _end(130, "interrupted", as_json) from None
+    except OSError as error:
+        if error.errno not in _REMEDIES:
+            raise _our_fault(error, as_json) from None
+        raise _end(2, f"error: {_refused(error)}", as_json) from None
     except Exception as error:
         if type(error).__name__ == "NotEnough":  # ray_slots' word; importing it here would load Ray's room
             raise _end(2, f"error: {error}", as_json) from None
-        raise _end(1, f"internal error: {type(error).__name__}: {error}\ntraceback: {_keep()}", as_json) from None
+        raise _our_fault(error, as_json) from None
+
+
+def _refused(error: OSError) -> str:
+    """What the machine said, of which path, and what to do."""
+    said = (error.strerror or str(error)).lower()
+    return f"{error.filename or 'the output'}: {said}; {_REMEDIES[error.errno or 0]}"
+
+
+def _our_fault(error: Exception, as_json: bool) -> typer.Exit:
+    return _end(1, f"internal error: {type(error).__name__}: {error}\ntraceback: {_keep()}", as_json)
 
 
 def _end(code: int, words: str, as_json: bool) -> typer.Exit:

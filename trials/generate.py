@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from trials.documents import read_yaml, validated
 from trials.laws import Arrivals, Bursts, Law, Lengths
 from trials.overlay import Beams, Cancels, Forks, Overlay, overlaid
+from trials.presets import READY, ready_presets
 from trials.sessions import Sessions, in_sessions
 from trials.spec import Number
 from trials.trace import Ints, Ragged, Trace, TraceError, TraceMeta, make_trace
@@ -28,7 +29,6 @@ _STREAMS = {
 }  # only ever add to it; 5 to 8 are the overlay's
 _MOST_ROWS = 50_000_000
 _MOST_IDS = 400_000_000  # over all rows
-_READY = Path(__file__).parent / "presets"
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 
@@ -96,11 +96,6 @@ class Preset(Law):
         return self.rows if self.rows is not None else sum(getattr(self.arrivals, "sizes", ()))
 
 
-def ready_presets() -> list[str]:
-    """Names of the presets that come with the package."""
-    return sorted(path.stem for path in _READY.glob("*.yaml"))
-
-
 def load_preset(name_or_path: str) -> Preset:
     """A ready preset by name, or one from a file; SpecError otherwise."""
     path = Path(name_or_path)
@@ -109,7 +104,7 @@ def load_preset(name_or_path: str) -> Preset:
             raise SpecError(
                 f"preset {name_or_path!r} is neither a file nor ready; {nearest(name_or_path, ready_presets())}"
             )
-        path = _READY / f"{name_or_path}.yaml"
+        path = READY / f"{name_or_path}.yaml"
     return validated(Preset, read_yaml(path), str(path))
 
 

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from trials.parquet_footer import FooterError, unpacked_bytes
 from trials.ragged import Ints as Ints
 from trials.ragged import Ragged as Ragged
+from trials.units import SpecError
 
 STARTS = {"arrival": 0, "fork": 1, "think": 2}
 NONE = -1
@@ -37,7 +38,7 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-class TraceError(ValueError):
+class TraceError(SpecError):
     """A trace cannot be used as it is; the message names the row and the remedy."""
 
 

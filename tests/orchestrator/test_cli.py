@@ -249,14 +249,24 @@ def test_an_error_with_json_is_a_document_too(sweep_file):
     assert "did you mean" in err
 
 
-def test_an_internal_error_exits_with_1_and_keeps_its_traceback(sweep_file, tmp_path):
+def test_an_internal_error_exits_with_1_and_keeps_its_traceback(monkeypatch):
+    def broken(address):
+        raise ZeroDivisionError("provoked")
+
+    monkeypatch.setattr("orchestrator.doctor.examine", broken)
+    code, _, err = kvknee("doctor")
+    assert code == 1
+    kept = Path(err.strip().splitlines()[-1].removeprefix("traceback: "))
+    assert "provoked" in kept.read_text()
+    kept.unlink()
+
+
+def test_a_folder_where_the_journal_belongs_is_the_users_to_mend(sweep_file, tmp_path):
     (tmp_path / "out" / "study.journal").mkdir(parents=True)
     (tmp_path / "out" / "sweep.yaml").write_text(_resolved(sweep_file))
     code, _, err = kvknee("run", sweep_file, "-o", tmp_path / "out")
-    assert code == 1
-    kept = Path(err.strip().splitlines()[-1].removeprefix("traceback: "))
-    assert "Traceback" in kept.read_text()
-    kept.unlink()
+    assert code == 2
+    assert "study.journal: is a directory; name a file, not a folder" in err
 
 
 def _resolved(path):

@@ -14,7 +14,8 @@ from trials.describe import describe
 from trials.documents import validated
 from trials.fingerprint import trace_hash
 from trials.formats.mooncake import read as read_mooncake
-from trials.generate import Preset, generate, load_preset, ready_presets, spread_arrivals
+from trials.generate import Preset, generate, load_preset, spread_arrivals
+from trials.presets import ready_presets
 from trials.trace import NONE, Ints, Ragged, Trace, TraceError, TraceMeta, load_trace, make_trace, save_trace
 from trials.units import SpecError
 

@@ -1,6 +1,6 @@
 """Public trace formats: one small file each, `read(paths) -> Trace` and, for some, `write(trace, path)`.
 
-Import goes by format, never by file name.
+Import goes by format, never by file name. The list is read to print --help, so nothing heavy is imported here.
 """
 
 import importlib
@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from trials.trace import Trace
 from trials.units import SpecError, nearest
 
 if TYPE_CHECKING:
     from trials.formats.losses import Exported
+    from trials.trace import Trace
 
-Writer = Callable[[Trace, Path], "Exported"]
-Reader = Callable[[Sequence[Path]], Trace]
+Writer = Callable[["Trace", Path], "Exported"]
+Reader = Callable[[Sequence[Path]], "Trace"]
 
 FORMATS = {
     "azure": "trials.formats.azure",
@@ -40,7 +40,7 @@ def reader(name: str) -> Reader:
     """The reader of a format; SpecError with the known names where there is none."""
     if name not in FORMATS:
         raise SpecError(f"format {name!r} does not exist; {nearest(name, FORMATS)}")
-    return cast(Reader, importlib.import_module(FORMATS[name]).read)
+    return cast("Reader", importlib.import_module(FORMATS[name]).read)
 
 
 def writer(name: str) -> Writer:
@@ -48,4 +48,4 @@ def writer(name: str) -> Writer:
     if name not in WRITTEN:
         what = "can be read but not written" if name in FORMATS else "does not exist"
         raise SpecError(f"format {name!r} {what}; {nearest(name, WRITTEN)}")
-    return cast(Writer, importlib.import_module(FORMATS[name]).write)
+    return cast("Writer", importlib.import_module(FORMATS[name]).write)
