@@ -5,8 +5,9 @@ import importlib
 import pytest
 
 from benchmarks.agreement_changes import FLAW, Changed
-from benchmarks.agreement_pair import Driver, Observer, OurView, apply
+from benchmarks.agreement_pair import Driver, apply
 from benchmarks.agreement_rules import RULES, control_cases
+from benchmarks.agreement_views import Observer, OurView
 
 
 def method_of(change: Changed) -> object:
