@@ -19,14 +19,14 @@ from orchestrator.opening import (
     build_digest,
     open_executor,
     open_tracker,
-    parent_entry,
     prepare_folder,
     sole_driver,
 )
 from orchestrator.progress import Tally
+from orchestrator.remembered import begun_entry, ended_entry
 from orchestrator.sweep_file import stored_sweep
 from orchestrator.tables import outcome_lines, plan_lines, print_conclusion
-from orchestrator.tracking import SweepEntry, Tracker
+from orchestrator.tracking import Tracker
 from trials.slo import parse_slo
 
 Say = Callable[[Any], None]
@@ -85,17 +85,17 @@ def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say) -> int:
     with sole_driver(folder), _stoppable(folder):
         bound_first(folder, sweep)
         tracker = open_tracker(folder, sweep)
-        tracker.record(parent_entry(folder, sweep))
+        tracker.record(begun_entry(folder, sweep))
         try:
             # Libraries that print to stdout must not spoil the one JSON document.
             with redirect_stdout(sys.stderr):
                 _drive(folder, sweep, tracker)
                 found = publish(folder, sweep)
         except BaseException as error:
-            tracker.record(replace(parent_entry(folder, sweep), status=_ending(error)))
+            tracker.record(replace(begun_entry(folder, sweep), status=_ending(error)))
             tracker.close(_HURRIED_S)
             raise
-        tracker.record(_ended(folder, sweep, found))
+        tracker.record(ended_entry(folder, sweep, found.outcome, found.recipe))
         unsent = tracker.close(_TRACKER_PATIENCE_S)
     _print(folder, found, unsent, as_json, say)
     return found.exit_code
@@ -141,24 +141,6 @@ def _stoppable(folder: SweepFolder) -> Iterator[None]:
 
 def _ending(error: BaseException) -> str:
     return "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
-
-
-def _ended(folder: SweepFolder, sweep: Sweep, found: Conclusion) -> SweepEntry:
-    """The parent run as it ends: outcome, winner, files."""
-    outcome = found.outcome
-    tags = {
-        "kvknee.outcome": outcome.kind, "kvknee.sentence": outcome.sentence,
-        "kvknee.winner": outcome.winner or "none", "kvknee.winner_trial": str(outcome.winner_trial),
-        "kvknee.tied": ", ".join(outcome.tied), "kvknee.binding": outcome.binding,
-    }  # fmt: skip
-    value = outcome.candidate(outcome.winner).value if outcome.winner else None
-    metrics = ((f"winner/{outcome.objective}", value),) if value is not None else ()
-    files = (folder.sweep_yaml, folder.knee_json, folder.summary_csv, found.recipe, found.report)
-    begun = parent_entry(folder, sweep)
-    return replace(
-        begun, metrics=metrics, tags=(*begun.tags, *tags.items()), status="FINISHED",
-        artifacts=tuple(f for f in files if f is not None and f.is_file()),
-    )  # fmt: skip
 
 
 def _print(folder: SweepFolder, found: Conclusion, unsent: int, as_json: bool, say: Say) -> None:

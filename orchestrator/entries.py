@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
 from trials.result import TrialResult
 from trials.spec import TrialSpec
 
-MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_KEY_CHARS = 500, 5000, 250
+MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_KEY_CHARS = 6000, 5000, 250
 _NO_KEY = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 
@@ -35,6 +35,25 @@ class TrialEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """A file that trials rest on. `digest` is of what it holds: the trace hash, or sha256 of a table's bytes."""
+
+    kind: Literal["trace", "table"]
+    digest: str
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """What it is called wherever it is kept: by its content alone."""
+        return content_name(self.kind, self.digest)
+
+
+def content_name(kind: Literal["trace", "table"], digest: str) -> str:
+    """`trace-DIGEST.parquet` or `table-DIGEST.json`."""
+    return f"{kind}-{digest}.{'parquet' if kind == 'trace' else 'json'}"
+
+
+@dataclass(frozen=True, slots=True)
 class SweepEntry:
     """The parent run: what was asked, and at the end what came out."""
 
@@ -45,6 +64,8 @@ class SweepEntry:
     artifacts: tuple[Path, ...] = ()
     status: str = "RUNNING"  # FINISHED | FAILED | KILLED when the sweep ends
     ended_ms: int | None = field(default=None)
+    content: tuple[Content, ...] = ()
+    recipe: Path | None = None  # recipe.yaml of the winner, to be registered; the files it names lie beside it
 
 
 Entry = TrialEntry | SweepEntry
@@ -118,7 +139,7 @@ def tags_of(entry: TrialEntry) -> dict[str, str]:
 def run_status(entry: TrialEntry) -> str:
     """FINISHED: it was measured. FAILED: the engine refused or failed. KILLED: the infrastructure lost it."""
     if entry.result is None:
-        return "KILLED"
+        return "FAILED" if dict(entry.labels).get("kvknee.status") == "failed" else "KILLED"
     return "FINISHED" if entry.result.status == "complete" else "FAILED"
 
 

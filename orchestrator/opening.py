@@ -12,7 +12,7 @@ from orchestrator.config import Sweep
 from orchestrator.executors import Executor
 from orchestrator.folder import SweepFolder, write_text
 from orchestrator.sweep_file import differences, sweep_yaml
-from orchestrator.tracking import SweepEntry, Tracker
+from orchestrator.tracking import Tracker
 from trials.documents import read_yaml
 from trials.fingerprint import canonical_json, digest, distribution_versions
 from trials.units import SpecError
@@ -130,16 +130,3 @@ def open_tracker(folder: SweepFolder, sweep: Sweep) -> Tracker:
     from orchestrator.tracking import open_mlflow
 
     return open_mlflow(folder.path, sweep.config.name, sweep.config.tracking.uri)
-
-
-def parent_entry(folder: SweepFolder, sweep: Sweep) -> SweepEntry:
-    """The parent run as it begins: what was asked."""
-    config = sweep.config
-    asked = {
-        "space": sweep.space.name, "budget": sweep.budget, "repeats": config.repeats, "sampler": config.sampler,
-        "objective": config.objective, "min_gain": config.min_gain, "engine": config.engine.name,
-        "model": config.model.name, "slo": config.slo, "seed": config.seed,
-        "controls": ",".join(name for name, _ in sweep.controls),
-    }  # fmt: skip
-    tags = (("kvknee.trace_hash", sweep.trace_digest), ("kvknee.folder", str(folder.path.resolve())))
-    return SweepEntry(config.name, tuple((k, str(v)) for k, v in asked.items()), tags=tags)

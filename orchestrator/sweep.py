@@ -14,8 +14,9 @@ from orchestrator.config import Sweep
 from orchestrator.executors import Done, Executor, Job, Lost, Progress
 from orchestrator.folder import State, SweepFolder, TrialCard, TrialRecord, read_attempt, write_text
 from orchestrator.progress import Tally, Viewer
+from orchestrator.remembered import attempt_entry, facts_of
 from orchestrator.study import Asked, SweepStudy
-from orchestrator.tracking import Tracker, TrialEntry
+from orchestrator.tracking import Tracker
 from trials.fingerprint import canonical_json
 from trials.result import TrialResult
 from trials.slo import parse_slo
@@ -31,7 +32,6 @@ class Active:
 
     card: TrialCard
     job: Job
-    started_s: float
     losses: int = 0
     says: str = ""
 
@@ -62,7 +62,7 @@ class Driver:
         self._engine_hash = "unknown"  # until a first result names it
         self._tally = Tally()
         self._exhausted = False
-        self._controls_of = self._control_hashes()
+        self._facts = facts_of(sweep)
         self._take_in(rooms.folder.load_trials())
 
     def _take_in(self, records: list[TrialRecord]) -> None:
@@ -125,8 +125,7 @@ class Driver:
             job = Job(card.number, attempt.number, standing.spec, attempt.folder)
             if attempt.result is None and attempt.lost is None:
                 self._write_loss(job, "the driver ended while it ran", True, "")
-            started_s = attempt.folder.stat().st_mtime  # the driver may have been killed before it wrote spec.json
-            self._remember(Active(standing.card, job, started_s), attempt.result)
+            self._remember(standing.card, job)
         return same and deciding(standing.attempts, ()) is not None
 
     def _place(self, card: TrialCard) -> None:
@@ -159,7 +158,7 @@ class Driver:
         write_text(path / "spec.json", canonical_json(card.spec.model_dump(mode="json")) + "\n")
         where = self._sweep.config.executor
         job = Job(card.number, attempt, card.spec, path, where.start_deadline_s, where.run_deadline_s)
-        self._active[card.number] = Active(card, job, self._rooms.now_s(), losses)
+        self._active[card.number] = Active(card, job, losses)
         self._rooms.executor.submit(job)
 
     def _handle(self, event: Done | Lost | Progress) -> None:
@@ -178,7 +177,7 @@ class Driver:
 
     def _lost(self, active: Active, event: Lost) -> None:
         self._write_loss(active.job, event.reason, event.infrastructure, event.slot)
-        self._remember(active, None)
+        self._remember(active.card, active.job)
         losses = active.losses + 1
         if event.infrastructure and losses < MAX_LOSSES:
             self._rooms.viewer.say(
@@ -192,7 +191,7 @@ class Driver:
         self._finish(failed)
 
     def _write_loss(self, job: Job, reason: str, infrastructure: bool, slot: str) -> None:
-        record = {"reason": reason, "infrastructure": infrastructure, "slot": slot}
+        record = {"reason": reason, "infrastructure": infrastructure, "slot": slot, "engine": self._engine_hash}
         write_text(job.folder / "lost.json", canonical_json(record) + "\n")
 
     def _done(self, active: Active, event: Done) -> None:
@@ -202,7 +201,7 @@ class Driver:
         if wrong:
             self._lost(active, Lost(event.job, wrong, attempt.result is None, event.wall_s, event.slot))
             return
-        self._remember(active, event.result)
+        self._remember(active.card, active.job)
         others = [p for number, probes in self._probes.items() if number != card.number for p in probes]
         before = len(self._probes.setdefault(card.number, []))
         if attempt.probe_s:
@@ -282,30 +281,12 @@ class Driver:
         may_win = value.feasible and self._sweep.space.contains(card.spec.policy)
         self._tally.count(state, self._sweep.space.label(card.spec.policy), value.value if may_win else None)
 
-    def _control_hashes(self) -> dict[str, list[str]]:
-        """Spec hash -> the controls that it is; a grid point may be one."""
-        found: dict[str, list[str]] = {}
-        for point in self._sweep.control_points():
-            names = found.setdefault(self._sweep.hash(self._sweep.spec(point)), [])
-            names.append(point.control or "")
-        return found
-
-    def _remember(self, active: Active, result: TrialResult | None) -> None:
+    def _remember(self, card: TrialCard, job: Job) -> None:
         """One entry an attempt. Told before the journal is, so that a killed driver forgets none."""
-        controls = self._controls_of.get(active.card.spec_hash, [])
-        labels = [("kvknee.control", ",".join(controls))] if controls else []
-        if result is None:
-            # An attempt that left no result is known by what it was asked, and by the engine of those that did.
-            hashes = {"spec": active.card.spec_hash, "trace": self._sweep.trace_digest, "engine": self._engine_hash}
-            labels += [(f"kvknee.{name}_hash", value) for name, value in hashes.items()]
-        else:
-            self._engine_hash = result.hashes.engine
-        self._rooms.tracker.record(
-            TrialEntry(
-                active.card.number, active.job.attempt, active.card.spec, result, active.job.folder,
-                int(active.started_s * 1000), int(self._rooms.now_s() * 1000), tuple(labels),
-            )
-        )  # fmt: skip
+        entry = attempt_entry(card, job.folder, job.attempt, self._facts)
+        if entry.result is not None:
+            self._engine_hash = entry.result.hashes.engine
+        self._rooms.tracker.record(entry)
 
     def _stop(self) -> None:
         """End what runs; its trials stay RUNNING in the journal, and resume goes on with them."""
@@ -315,7 +296,7 @@ class Driver:
         for active in self._active.values():
             if read_attempt(active.job.folder, active.job.attempt).result is None:
                 self._write_loss(active.job, "the sweep was stopped", True, "")
-                self._remember(active, None)
+                self._remember(active.card, active.job)
 
     def _show(self) -> None:
         says = {number: active.says for number, active in self._active.items()}

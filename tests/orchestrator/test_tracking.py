@@ -234,7 +234,7 @@ def test_metrics_are_finite_numbers_under_keys_that_stores_accept() -> None:
 
 
 def test_long_params_are_cut_and_say_so() -> None:
-    params = params_of(spec_of(words="w" * 900))
+    params = params_of(spec_of(words="w" * 9000))
     assert len(params["engine.args.words"]) == entries.MAX_PARAM_CHARS
     assert params["engine.args.words"].endswith("…")
 
