@@ -101,9 +101,12 @@ def _place(node: yaml.Node) -> str:
 
 
 def validated(model: type[Model], data: dict[str, Any], source: str) -> Model:
-    """An instance of `model`; every error is a SpecError that names the key."""
+    """An instance of `model`; every error is a SpecError that names the key.
+
+    `source`: the file, in whose folder relative paths lie that have to be looked into here.
+    """
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, context={"folder": Path(source).parent})
     except ValidationError as error:
         raise explained(error, source, model) from None
 

@@ -14,12 +14,14 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
 from trials.documents import explained, validated
 from trials.documents import read_yaml as read_yaml
 from trials.model import PRESETS, ModelSpec
+from trials.model_folder import with_shape
 from trials.units import SpecError, nearest, parse_bytes, parse_count, parse_ns
 
 ENGINE_NAMES = ("simulator", "torch_paged", "vllm_scheduler", "transformers_cb", "vllm")
@@ -59,6 +61,7 @@ class EngineSpec(_Model):
     device: Literal["cpu", "cuda"] = "cpu"
     python: str | None = None
     tensor_parallel_size: int = Field(strict=True, default=1, ge=1)
+    pipeline_parallel_size: int = Field(strict=True, default=1, ge=1)
     args: dict[str, Any] = Field(default_factory=dict)
     env: dict[str, str] = Field(default_factory=dict)
 
@@ -69,6 +72,11 @@ class EngineSpec(_Model):
         if self.name in MODELLED and self.step_time is None:
             raise ValueError(f"engine {self.name} needs step_time, for example roofline:h100-sxm")
         return self
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices that one copy of the model takes."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class PoolSpec(_Model):
@@ -121,12 +129,17 @@ class Window(_Model):
 
 
 class TraceSpec(_Model):
-    """Which trace, which stretch of it counts, and how sessions replay. `path` is a locator."""
+    """Which trace, which stretch of it counts, and how sessions replay. `path` is a locator.
+
+    `outputs`: whose tokens a turn or a fork inherits of an answer: the trace's (`recorded`), or those that the
+    parent really gave (`live`). Lengths are the trace's either way.
+    """
 
     path: str
     window: Window | None = None  # None = the whole trace
     warmup: Ns = 0  # replayed before the window in phase `steady`, not counted
     sessions: Literal["open", "closed"] = "open"
+    outputs: Literal["recorded", "live"] = "recorded"
     superpose: int = Field(default=1, ge=1, le=64, strict=True)  # so many shifted copies of the trace at once
 
 
@@ -206,8 +219,10 @@ class Measure(_Model):
         return self
 
 
-def _as_model(value: Any) -> Any:
-    """A preset's name, or a mapping with its shape."""
+def _as_model(value: Any, info: ValidationInfo) -> Any:
+    """A preset's name, a mapping with a shape, or one with the path of a folder that has it."""
+    if isinstance(value, dict) and isinstance(value.get("path"), str):
+        return with_shape(value, (info.context or {}).get("folder"))
     if not isinstance(value, str):
         return value
     if value not in PRESETS:

@@ -152,6 +152,8 @@ def test_equal_quantities_in_other_words_are_equal() -> None:
         {"phases": ["cold"]},
         {"measure": {"load": {"rate_scale": 2.0}}},
         {"trace": {"path": "a.parquet", "window": {"start": "1s", "duration": "60s"}}},
+        {"trace": {**SPEC["trace"], "outputs": "live"}},
+        {"engine": {**SPEC["engine"], "pipeline_parallel_size": 2}},
     ],
 )
 def test_everything_that_decides_the_outcome_counts(change: dict[str, Any]) -> None:
