@@ -1,6 +1,6 @@
 """The report's answer: sentence, evidence and interval, the knee, the verdicts. The words are knee.json's."""
 
-from orchestrator import plots
+from orchestrator import plots_knee
 from orchestrator.markup import Cell, Value, badge, figures, folded, items, number, paragraph, table, text
 from orchestrator.shown import Quantity, Sweep, knee_points, quantities
 from search_spaces.outcome import CandidateOutcome, Interval, Outcome
@@ -77,7 +77,7 @@ def knee(sweep: Sweep) -> str:
     found = quantities(_slo(sweep), sweep.short_evidence)
     points = [knee_points(sweep.shown, q) for q in found]
     drawn = [
-        (plots.knee_svg(p, q.panel, f"knee{i}"), _knee_caption(q))
+        (plots_knee.knee_svg(p, q.panel, f"knee{i}"), _knee_caption(q))
         for i, (q, p) in enumerate(zip(found, points, strict=True))
     ]
     head = ["candidate", "block size", "role", "feasible"]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from orchestrator import plots
+from orchestrator import plots_ledger
 from orchestrator.frames import BINNED_COLUMNS, Binned, bin_ledger, deciding_rows, read_columns
 from orchestrator.markup import Value, figures, folded, in_bytes, paragraph, table
 from orchestrator.shown import Shown, Sweep, ledger_of
@@ -26,7 +26,7 @@ class _Drawn:
 def ledgers(sweep: Sweep) -> str:
     """Accounts stacked over time under the pool's total; their means and peaks as a table."""
     drawn = _drawn(sweep)
-    shown = [(plots.ledger_svg(d.binned, d.title, f"ledger-{d.key}"), _ledger_caption(d)) for d in drawn]
+    shown = [(plots_ledger.ledger_svg(d.binned, d.title, f"ledger-{d.key}"), _ledger_caption(d)) for d in drawn]
     note = (
         "One deciding replay each, its first repeat, in stretches of equal time. The accounts add up to the pool."
     )
@@ -63,11 +63,11 @@ def tokens(sweep: Sweep) -> str:
     drawn = _drawn(sweep)
     if not drawn:
         return ""
-    shown = [(plots.tokens_svg(d.binned, d.title, f"tokens-{d.key}"), d.title) for d in drawn]
+    shown = [(plots_ledger.tokens_svg(d.binned, d.title, f"tokens-{d.key}"), d.title) for d in drawn]
     evidence = sweep.short_evidence
     steps = [
         (
-            plots.occupancy_svg(d.binned, d.title, evidence, f"steps-{d.key}"),
+            plots_ledger.occupancy_svg(d.binned, d.title, evidence, f"steps-{d.key}"),
             f"Step time ({evidence}) beside occupancy",
         )
         for d in drawn[:2]

@@ -10,7 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from orchestrator.folder import SweepFolder, TrialRecord
-from orchestrator.plots import KneePoint, Panel, Role
+from orchestrator.plots import Role
+from orchestrator.plots_knee import KneePoint, Panel
 from orchestrator.recipe import Recipe, load_recipe
 from search_spaces.outcome import CandidateOutcome, Outcome
 from trials.result import TrialResult

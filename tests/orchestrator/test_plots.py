@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from orchestrator.frames import Binned
-from orchestrator.plots import KneePoint, Panel, knee_svg, ledger_svg, occupancy_svg, tokens_svg
+from orchestrator.plots_knee import KneePoint, Panel, knee_svg
+from orchestrator.plots_ledger import ledger_svg, occupancy_svg, tokens_svg
 from trials.ledger import ACCOUNTS
 
 PANEL = Panel("TTFT p99", "ms", "modelled", 500.0)
