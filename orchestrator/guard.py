@@ -1,15 +1,17 @@
 """Stands between the launcher and a worker, so that nothing of a trial outlives whoever started it.
 
-Run as a script by path: `python -I -S guard.py STATUS_FD COMMAND...`, leader of a new process group, stdin a pipe
-whose other end only the launcher holds. It starts the worker in its own group, writes the worker's exit code
-(negative: killed by that signal) to STATUS_FD, and stays until its stdin ends. Then it kills the whole group: after
-a trial, and also when the launcher itself is killed, since the kernel closes the pipe. Works for grandchildren,
-which PR_SET_PDEATHSIG alone does not; that one is set too, on Linux, in case the guard itself is killed.
+Run as a script by path: `python -I -S guard.py STATUS_FD CORES COMMAND...`, leader of a new process group, stdin a
+pipe whose other end only the launcher holds; a fork server becomes one by calling `stand`. It starts the worker in
+its own group, writes the worker's exit code (negative: killed by that signal) to STATUS_FD, and stays until its
+stdin ends. Then it kills the whole group: after a trial, and also when the launcher itself is killed, since the
+kernel closes the pipe. Works for grandchildren, which PR_SET_PDEATHSIG alone does not; that one is set too, on
+Linux, in case the guard itself is killed. CORES: `0,1`, or `-` for whatever the machine gives.
 """
 
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -26,28 +28,36 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _become(command: list[str], parent: int) -> None:
-    """In the forked child: the worker, with default signals and nothing on stdin."""
+def pin(cores: list[int]) -> None:
+    """Keep this process and all that it starts on these cores; an empty list leaves it as it is."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+def _execute(command: list[str]) -> None:
     try:
-        _die_with(parent)
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.execve(command[0], command, os.environ)
-    except BaseException as error:
+    except OSError as error:
         os.write(2, f"cannot start {command[0]}: {error}\n".encode())
-    finally:
-        os._exit(127)
 
 
-def main(status: int, command: list[str]) -> None:
+def stand(status: int, become: Callable[[], None]) -> None:
+    """Fork a worker that calls `become`, and guard it; never returns. Call it with one thread, leading a group."""
     for number in _SIGNALS:  # the group gets SIGTERM first; the guard must see the worker's end
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(status, False)
     guard = os.getpid()
     worker = os.fork()
     if worker == 0:
-        _become(command, guard)
+        try:
+            os.close(status)
+            _die_with(guard)
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            become()
+        finally:
+            os._exit(127)
     import _thread
 
     _thread.start_new_thread(_report, (worker, status))
@@ -63,4 +73,5 @@ def _report(worker: int, status: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    pin([int(core) for core in sys.argv[2].split(",") if core != "-"])
+    stand(int(sys.argv[1]), lambda: _execute(sys.argv[3:]))

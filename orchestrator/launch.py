@@ -2,19 +2,22 @@
 
 The worker speaks files (spec.json in, result.json out) and lines: JSON objects on stdout. `{"starting": text}` and
 `{"progress": text}` are passed on; the first `progress` ends the start phase and with it the start deadline.
-Everything else that it prints goes to log.txt.
+Everything else that it prints goes to log.txt. How it was started is added to its attempt.json.
 """
 
+import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any, Literal
 
-from orchestrator.process_group import Deadlines, EndedBy, ProcessGroup
+from orchestrator.forking import CannotFork, ForkServers
+from orchestrator.process_group import Deadlines, EndedBy, Guarded, ProcessGroup, start_by_exec
 from trials.spec import TrialSpec
 from trials.trace import write_whole
 
@@ -25,15 +28,24 @@ _INHERITED = (
 )  # fmt: skip
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 _TAIL_BYTES = 4096
+How = Literal["auto", "exec", "fork"]  # auto: fork where it can be, else exec
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How workers are started. `package` holds trials/ and nothing else (`package.install`)."""
+    """How workers are started. `package` holds trials/ and nothing else (`package.install`).
+
+    `servers` None: always by exec. `cores`: the worker and all that it starts stay on these; empty = anywhere.
+    `facts` are written into attempt.json beside how the worker was started.
+    """
 
     package: Path
     worker: tuple[str, ...] = WORKER  # arguments of the interpreter, before SPEC and OUT
     deadlines: Deadlines = field(default_factory=Deadlines)
+    how: How = "auto"
+    servers: ForkServers | None = None
+    cores: tuple[int, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +86,45 @@ def follow(spec: TrialSpec, out: Path, how: Launch, stop: threading.Event | None
     code, ended_by = None, "never_started"
     with (out / "log.txt").open("ab", buffering=0) as log:
         try:
-            command = [interpreter(spec), *how.worker, str(out / "spec.json"), str(out)]
-            group = ProcessGroup(command, environment(spec, how.package), out, log)
-        except OSError as error:
+            guarded, facts = _start(spec, out, how, log)
+        except (OSError, CannotFork) as error:
             yield _outcome(None, "never_started", f"the worker could not be started: {error}", began, out)
             return
+        group = ProcessGroup(guarded, log)
         try:
             ended_by = yield from group.listen(how.deadlines, stop or threading.Event())
         finally:
             group.end(how.deadlines.grace_s)
         code = group.exit_code
+    add_facts(out, {**how.facts, **facts})
     yield _outcome(code, ended_by, _words(ended_by, code, how.deadlines), began, out)
+
+
+def _start(spec: TrialSpec, out: Path, how: Launch, log: IO[bytes]) -> tuple[Guarded, dict[str, Any]]:
+    """Start a worker, and what to say of how. Raises OSError, and CannotFork where nothing but a fork will do."""
+    python, env = interpreter(spec), environment(spec, how.package)
+    arguments = [str(out / "spec.json"), str(out)]
+    facts: dict[str, Any] = {"launch": "exec", "cores": list(how.cores)}
+    if how.servers is not None and how.how != "exec":
+        try:
+            server = how.servers.of(spec, python, env, how.worker)
+            return server.start(arguments, out, log, how.cores), facts | {"launch": "fork"}
+        except CannotFork as error:
+            if how.how == "fork":
+                raise
+            facts["launch_because"] = str(error)
+    return start_by_exec([python, *how.worker, *arguments], env, out, log, how.cores), facts
+
+
+def add_facts(out: Path, facts: Mapping[str, Any]) -> None:
+    """Add to attempt.json what the worker cannot know; where it left none, one with these alone."""
+    path = out / "attempt.json"
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    text = json.dumps(known | dict(facts), indent=1, sort_keys=True) + "\n"
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def _prepare(spec: TrialSpec, out: Path) -> None:

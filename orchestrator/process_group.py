@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -30,44 +30,68 @@ class Deadlines:
     grace_s: float = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A guard as its launcher holds it: its group, and our ends of its stdin, its stdout and its report.
+
+    `reap` waits until the guard is gone and gives its process id back. `owned`: the id is still the guard's own;
+    where it may be anybody's by now, it is not signalled.
+    """
+
+    pid: int
+    stdin: int
+    stdout: int
+    status: int
+    reap: Callable[[], object]
+    owned: Callable[[], bool] = lambda: True
+
+
+def start_by_exec(
+    command: Sequence[str], env: Mapping[str, str], cwd: Path, log: IO[bytes], cores: Sequence[int] = ()
+) -> Guarded:
+    """A new interpreter behind a new guard. Raises OSError when the guard cannot be started."""
+    reading, writing = os.pipe()
+    try:
+        pinned = ",".join(map(str, cores)) or "-"
+        guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_GUARD), str(writing), pinned, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            bufsize=0,
+            cwd=cwd,
+            env=dict(env),
+            pass_fds=(writing,),
+            start_new_session=True,
+        )
+    except OSError:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    assert guard.stdin is not None
+    assert guard.stdout is not None
+    stdin, stdout = os.dup(guard.stdin.fileno()), os.dup(guard.stdout.fileno())
+    guard.stdin.close()
+    guard.stdout.close()
+    return Guarded(guard.pid, stdin, stdout, reading, guard.wait)
+
+
 class ProcessGroup:
     """A running worker. `exit_code`: negative = killed by that signal; None while it runs, or when ended by us."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log: IO[bytes]) -> None:
-        """Raises OSError when the guard cannot be started."""
-        reading, writing = os.pipe()
-        try:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_GUARD), str(writing), *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=0,
-                cwd=cwd,
-                env=dict(env),
-                pass_fds=(writing,),
-                start_new_session=True,
-            )
-        except OSError:
-            os.close(reading)
-            raise
-        finally:
-            os.close(writing)
+    def __init__(self, guarded: Guarded, log: IO[bytes]) -> None:
         self.exit_code: int | None = None
-        self._status = reading
-        self._lines = _Lines(self._stdout, log)
-
-    @property
-    def _stdout(self) -> int:
-        assert self._guard.stdout is not None
-        return self._guard.stdout.fileno()
+        self._guarded = guarded
+        self._lines = _Lines(guarded.stdout, log)
 
     def listen(self, deadlines: Deadlines, stop: threading.Event) -> Generator[str, None, EndedBy]:
         """Yields the newest progress of each look; returns what ended the wait."""
+        stdout, status = self._guarded.stdout, self._guarded.status
         limit, started = time.monotonic() + deadlines.start_s, False
         with selectors.DefaultSelector() as selector:
-            selector.register(self._stdout, selectors.EVENT_READ)
-            selector.register(self._status, selectors.EVENT_READ)
+            selector.register(stdout, selectors.EVENT_READ)
+            selector.register(status, selectors.EVENT_READ)
             while True:
                 wait_s = max(0.0, min(_LOOK_S, limit - time.monotonic()))
                 ready = {key.fd for key, _ in selector.select(wait_s)}
@@ -76,9 +100,9 @@ class ProcessGroup:
                     limit, started = time.monotonic() + deadlines.run_s, True
                 if newest is not None:
                     yield newest
-                if self._lines.ended and self._stdout in selector.get_map():
-                    selector.unregister(self._stdout)
-                if self._status in ready:
+                if self._lines.ended and stdout in selector.get_map():
+                    selector.unregister(stdout)
+                if status in ready:
                     self.exit_code = self._word()
                     return "itself" if self.exit_code >= 0 else "signal"
                 if stop.is_set():
@@ -88,7 +112,7 @@ class ProcessGroup:
 
     def _word(self) -> int:
         """The guard's report. It says nothing when it was itself killed, which only SIGKILL can do."""
-        said = os.read(self._status, 64)
+        said = os.read(self._guarded.status, 64)
         return int(said) if said.strip() else -signal.SIGKILL
 
     def end(self, grace_s: float) -> None:
@@ -96,19 +120,20 @@ class ProcessGroup:
         if self.exit_code is None:
             self._signal(signal.SIGTERM)
             with selectors.DefaultSelector() as selector:
-                selector.register(self._status, selectors.EVENT_READ)
+                selector.register(self._guarded.status, selectors.EVENT_READ)
                 selector.select(grace_s)
         self._signal(signal.SIGKILL)
-        self._guard.wait()
+        os.close(self._guarded.stdin)  # a guard that nobody can signal any more ends its group by this
+        self._guarded.reap()
         self._lines.read()
-        os.close(self._status)
-        for stream in (self._guard.stdin, self._guard.stdout):
-            if stream is not None:
-                stream.close()
+        os.close(self._guarded.status)
+        os.close(self._guarded.stdout)
 
     def _signal(self, number: signal.Signals) -> None:
+        if not self._guarded.owned():
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._guard.pid, number)
+            os.killpg(self._guarded.pid, number)
 
 
 class _Lines:

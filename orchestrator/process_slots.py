@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.executors import Done, Event, Job, Lost, Progress, SlotTable, judge, newest
-from orchestrator.launch import WORKER, Launch, launch
+from orchestrator.forking import ForkServers
+from orchestrator.launch import WORKER, How, Launch, launch
 from orchestrator.package import Package, install, pack
 from orchestrator.process_group import Deadlines
 
@@ -16,7 +17,7 @@ class ProcessExecutor:
     """`slots` trials at once, each in its own process, its files written straight into the job's folder.
 
     package: what workers import (None: the trials/ imported here). cache: where it is unpacked.
-    worker: arguments of the interpreter before SPEC and OUT.
+    worker: arguments of the interpreter before SPEC and OUT. how: fork or exec; auto forks what can be forked.
     """
 
     def __init__(
@@ -26,14 +27,16 @@ class ProcessExecutor:
         package: Package | None = None,
         cache: Path | None = None,
         worker: tuple[str, ...] = WORKER,
+        how: How = "exec",
         grace_s: float = 5.0,
     ) -> None:
         self.package = package or pack()
-        self._launch = Launch(install(self.package, cache), worker)
+        self._launch = Launch(install(self.package, cache), worker, how=how)
         self._grace_s = grace_s
         self._table = SlotTable(tuple(f"process-{i}" for i in range(slots)))
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._running: dict[str, tuple[threading.Thread, threading.Event]] = {}
+        self._servers = {name: ForkServers() for name in self._table.names}
 
     @property
     def slots(self) -> int:
@@ -53,7 +56,8 @@ class ProcessExecutor:
 
     def _run(self, job: Job, slot: str, stop: threading.Event) -> None:
         began = time.monotonic()
-        how = replace(self._launch, deadlines=Deadlines(job.start_deadline_s, job.run_deadline_s, self._grace_s))
+        limits = Deadlines(job.start_deadline_s, job.run_deadline_s, self._grace_s)
+        how = replace(self._launch, deadlines=limits, servers=self._servers[slot], facts={"slot": slot})
         try:
             outcome = launch(
                 job.spec, job.folder, how, lambda text: self._events.put(Progress(job, text, slot)), stop
@@ -90,3 +94,5 @@ class ProcessExecutor:
             stop.set()
         for thread, _ in self._running.values():
             thread.join()
+        for servers in self._servers.values():
+            servers.close()

@@ -84,12 +84,16 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return ("-I", "-S", str(path))
 
 
-@pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.ray)], scope="module", name="executor")
+KINDS = ["process", "process by fork", pytest.param("ray", marks=pytest.mark.ray)]
+
+
+@pytest.fixture(params=KINDS, scope="module", name="executor")
 def _executor(request: pytest.FixtureRequest, stand_in: tuple[str, ...]) -> Iterator[Executor]:
     """Two slots, shared by the tests of this module: every test leaves it idle."""
     executor: Executor
-    if request.param == "process":
-        executor = ProcessExecutor(2, worker=stand_in, grace_s=1)
+    if request.param != "ray":
+        how = "fork" if request.param.endswith("fork") else "exec"
+        executor = ProcessExecutor(2, worker=stand_in, how=how, grace_s=1)  # type: ignore[arg-type]
     else:
         from orchestrator.ray_slots import RayExecutor
 

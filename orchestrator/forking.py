@@ -1,0 +1,156 @@
+"""The launcher's side of a fork server: one for each kind of worker, asked for a process a trial.
+
+Only trials of our own engines are forked, and only where the server ended its imports with a single thread: a
+fork copies no thread, and what another thread held would stay held. Whatever stands in the way of forking is a
+reason in words, and the trial gets a new interpreter instead.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from orchestrator.process_group import Guarded
+from trials.preload import FORKABLE
+from trials.spec import TrialSpec
+
+_SERVER = Path(__file__).with_name("fork_server.py")
+_READY_S = 120.0  # imports, on a machine that does much else
+_ANSWER_S = 30.0
+
+
+class CannotFork(RuntimeError):
+    """Why a trial needs a new interpreter instead."""
+
+
+class ForkServer:
+    """A running server. `start` and `reap` are for one thread at a time; raises CannotFork when it breaks."""
+
+    def __init__(self, python: str, env: Mapping[str, str], worker: Sequence[str], engine: str) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [python, "-P", str(_SERVER), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=dict(env),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._socket = ours
+        self._lock = threading.Lock()
+        try:
+            threads = self._ask({"worker": list(worker), "engine": engine}, limit_s=_READY_S)["threads"]
+            if threads != 1:
+                raise CannotFork(f"its fork server has {threads} threads after its imports")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self, arguments: Sequence[str], cwd: Path, log: IO[bytes], cores: Sequence[int]) -> Guarded:
+        """A forked worker behind a forked guard, led as one that was executed."""
+        stdin_theirs, stdin_ours = os.pipe()
+        stdout_ours, stdout_theirs = os.pipe()
+        status_ours, status_theirs = os.pipe()
+        theirs = (stdin_theirs, stdout_theirs, log.fileno(), status_theirs)
+        asked = {"argv": list(arguments), "cwd": str(cwd), "cores": list(cores)}
+        try:
+            pid = self._ask(asked, theirs)["pid"]
+        except BaseException:
+            for fd in (stdin_ours, stdout_ours, status_ours):
+                os.close(fd)
+            raise
+        finally:
+            for fd in (stdin_theirs, stdout_theirs, status_theirs):
+                os.close(fd)
+        return Guarded(pid, stdin_ours, stdout_ours, status_ours, lambda: self._reap(pid), lambda: self.alive)
+
+    def _reap(self, pid: int) -> None:
+        """The guard is dying; a server that cannot say so is of no use any more."""
+        with contextlib.suppress(CannotFork):
+            self._ask({"reap": pid})
+
+    def _ask(self, asked: dict[str, Any], fds: Sequence[int] = (), limit_s: float = _ANSWER_S) -> dict[str, Any]:
+        with self._lock:
+            try:
+                self._socket.settimeout(limit_s)
+                socket.send_fds(self._socket, [json.dumps(asked).encode() + b"\n"], list(fds))
+                text = b""
+                while not text.endswith(b"\n"):
+                    part = self._socket.recv(1 << 16)
+                    if not part:
+                        raise CannotFork(f"its fork server ended with exit code {self._process.wait(_ANSWER_S)}")
+                    text += part
+            except (OSError, subprocess.TimeoutExpired) as error:
+                self.close()
+                raise CannotFork(f"its fork server does not answer: {error or type(error).__name__}") from None
+        answer: dict[str, Any] = json.loads(text)
+        if "error" in answer:
+            raise CannotFork(f"its fork server: {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        """End the server. Guards that it forked end their groups when their launcher lets go of them."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class ForkServers:
+    """The fork server of one slot: started when first needed, again for another kind of worker or when it broke."""
+
+    def __init__(self) -> None:
+        self._key: tuple[object, ...] = ()
+        self._server: ForkServer | None = None
+        self._why = ""  # why this kind of worker cannot be forked
+
+    def of(self, spec: TrialSpec, python: str, env: Mapping[str, str], worker: tuple[str, ...]) -> ForkServer:
+        """Raises CannotFork, again without trying where the same was tried before."""
+        if why := why_not(spec, worker):
+            raise CannotFork(why)
+        key = (python, tuple(sorted(env.items())), worker, spec.engine.name)
+        if key != self._key:
+            self.close()
+            self._key, self._why = key, ""
+        if self._why:
+            raise CannotFork(self._why)
+        if self._server is None or not self._server.alive:
+            try:
+                self._server = ForkServer(python, env, worker, spec.engine.name)
+            except (CannotFork, OSError) as error:
+                self._why = str(error)
+                raise CannotFork(self._why) from None
+        return self._server
+
+    def close(self) -> None:
+        """End the server; the next `of` starts another."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+def why_not(spec: TrialSpec, worker: tuple[str, ...]) -> str:
+    """Why trials of this spec are not forked; empty where they may be."""
+    if not sys.platform.startswith("linux"):
+        return f"nothing is forked on {sys.platform}"
+    if spec.engine.name not in FORKABLE or spec.engine.device != "cpu":
+        return f"engine {spec.engine.name} on {spec.engine.device} gets an interpreter of its own"
+    if worker[-2:-1] != ("-m",) and not worker[-1].endswith(".py"):
+        return "this worker is neither a module nor a file"
+    return ""
