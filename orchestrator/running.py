@@ -1,0 +1,196 @@
+"""Trials of which an attempt runs, and what becomes of it: lost, attempted again, measured again, settled.
+
+Order of truth: the result file, then the tracker's spool. Whatever a killed driver left on disk is taken up here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.attempts import MAX_LOSSES, deciding, measure_again, off_by
+from orchestrator.config import Sweep
+from orchestrator.executors import Done, Job, Lost, Progress
+from orchestrator.folder import State, TrialCard, TrialRecord, read_attempt, write_text
+from orchestrator.rooms import Rooms
+from orchestrator.tracking import TrialEntry
+from trials.fingerprint import canonical_json
+from trials.result import TrialResult
+
+Labels = Callable[[TrialCard], list[tuple[str, str]]]  # tags of a trial, beside its hashes
+
+
+@dataclass(slots=True)
+class Active:
+    """A trial of which an attempt runs."""
+
+    card: TrialCard
+    job: Job
+    started_s: float
+    losses: int = 0
+    says: str = ""
+
+
+class Running:
+    """What runs. Cards come back finished: with the attempt that counts, or with the reason why none does."""
+
+    def __init__(self, sweep: Sweep, rooms: Rooms, labels: Labels) -> None:
+        self._sweep, self._rooms, self._labels = sweep, rooms, labels
+        self._active: dict[int, Active] = {}
+        self._probes: dict[int, list[float]] = {}  # trial -> its probes, seconds
+        self._engine_hash = "unknown"  # until a first result names it
+        self.walls_s: list[float] = []  # of every attempt of this driver
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    @property
+    def says(self) -> dict[int, str]:
+        """Trial -> what it last said of itself."""
+        return {number: active.says for number, active in self._active.items()}
+
+    def runs(self, spec_hash: str) -> bool:
+        return any(a.card.spec_hash == spec_hash for a in self._active.values())
+
+    def take_in(self, record: TrialRecord) -> None:
+        """Remember the speed probes of an earlier driver's trial."""
+        self._probes[record.number] = [a.probe_s for a in record.attempts if a.probe_s]
+
+    def submit(self, card: TrialCard, losses: int = 0) -> None:
+        """Start the next attempt of this trial."""
+        folder = self._rooms.folder
+        attempt = max(folder.attempts(card.number), default=0) + 1
+        path = folder.attempt(card.number, attempt)
+        folder.save_card(card)
+        write_text(path / "spec.json", canonical_json(card.spec.model_dump(mode="json")) + "\n")
+        where = self._sweep.config.executor
+        job = Job(card.number, attempt, card.spec, path, where.start_deadline_s, where.run_deadline_s)
+        self._active[card.number] = Active(card, job, self._rooms.now_s(), losses)
+        self._rooms.executor.submit(job)
+
+    def stands(self, card: TrialCard) -> bool:
+        """Whether an earlier driver got an answer to this very trial and was killed before it could tell.
+
+        Its attempts are remembered anew: entries are known by trial and attempt, so none stands twice.
+        """
+        standing = self._rooms.folder.load_trial(card.number)
+        if standing is None:
+            return False
+        same = (standing.card.spec_hash, standing.card.build) == (card.spec_hash, card.build)
+        for attempt in standing.attempts:
+            job = Job(card.number, attempt.number, standing.spec, attempt.folder)
+            if attempt.result is None and attempt.lost is None:
+                self._write_loss(job, "the driver ended while it ran", True, "")
+            started_s = attempt.folder.stat().st_mtime  # the driver may have been killed before it wrote spec.json
+            self._remember(Active(standing.card, job, started_s), attempt.result)
+        return same and deciding(standing.attempts, ()) is not None
+
+    def hear(self, event: Done | Lost | Progress) -> TrialCard | None:
+        """What an executor says. The finished card where that ends a trial, else None."""
+        active = self._active.get(event.job.number)
+        if active is None or active.job.attempt != event.job.attempt:
+            return None  # an attempt that was given up
+        if isinstance(event, Progress):
+            active.says = event.text
+            return None
+        del self._active[event.job.number]
+        self.walls_s.append(event.wall_s)
+        return self._lost(active, event) if isinstance(event, Lost) else self._done(active, event)
+
+    def _lost(self, active: Active, event: Lost) -> TrialCard | None:
+        self._write_loss(active.job, event.reason, event.infrastructure, event.slot)
+        self._remember(active, None)
+        losses = active.losses + 1
+        if event.infrastructure and losses < MAX_LOSSES:
+            self._say(active.card, f"attempt lost ({_line(event.reason)}); trying again")
+            self.submit(active.card, losses)
+            return None
+        kind = f"lost {losses} times by the infrastructure" if event.infrastructure else "the engine failed"
+        self._say(active.card, f"{kind}: {_line(event.reason)}")
+        return active.card.model_copy(update={"state": "failed", "reason": f"{kind}: {event.reason}"})
+
+    def _say(self, card: TrialCard, text: str) -> None:
+        self._rooms.viewer.say(f"trial {card.number}: {text}")
+
+    def _write_loss(self, job: Job, reason: str, infrastructure: bool, slot: str) -> None:
+        record = {"reason": reason, "infrastructure": infrastructure, "slot": slot}
+        write_text(job.folder / "lost.json", canonical_json(record) + "\n")
+
+    def _done(self, active: Active, event: Done) -> TrialCard | None:
+        card = active.card
+        attempt = read_attempt(event.job.folder, event.job.attempt)
+        wrong = self._not_ours(card, attempt.result)
+        if wrong:
+            return self._lost(active, Lost(event.job, wrong, attempt.result is None, event.wall_s, event.slot))
+        self._remember(active, event.result)
+        others = self._others(card)
+        before = len(self._probes.setdefault(card.number, []))
+        if attempt.probe_s:
+            self._probes[card.number].append(attempt.probe_s)
+        complete = event.result.status == "complete" and self._sweep.measured
+        if complete and measure_again(attempt.probe_s, others, before):
+            off = off_by(attempt.probe_s or 0.0, others)
+            self._say(card, f"the machine's speed was off by {off:+.0%}; measured again")
+            self.submit(card, active.losses)
+            return None
+        return self.settled(card)
+
+    def _others(self, card: TrialCard) -> list[float]:
+        return [p for number, probes in self._probes.items() if number != card.number for p in probes]
+
+    def _not_ours(self, card: TrialCard, result: TrialResult | None) -> str | None:
+        """Only what stands on disk counts, and a result of another spec or trace is never credited."""
+        if result is None:
+            return "the answer's result.json is not there, or not whole"
+        for name, asked, got in (
+            ("spec", card.spec_hash, result.hashes.spec),
+            ("trace", self._sweep.trace_digest, result.hashes.trace),
+        ):
+            if result.status == "complete" and asked != got:
+                return f"the result's {name} hash is {got[:12]}, asked was {asked[:12]}"
+        return None
+
+    def settled(self, card: TrialCard) -> TrialCard:
+        """The card with the attempt that counts; at least one must have answered."""
+        folder, others = self._rooms.folder, self._others(card)
+        attempts = [read_attempt(folder.attempt(card.number, k), k) for k in folder.attempts(card.number)]
+        chosen = deciding(attempts, others)
+        assert chosen is not None
+        assert chosen.result is not None
+        notes = list(card.notes)
+        if self._sweep.measured and chosen.probe_s and measure_again(chosen.probe_s, others, 0):
+            notes.append(
+                f"trial {card.number}: measured at a speed {off_by(chosen.probe_s, others):+.0%} off the median"
+            )
+        state: State = chosen.result.status
+        return card.model_copy(update={
+            "state": state, "reason": chosen.result.reason, "decides": chosen.number, "notes": tuple(notes),
+        })  # fmt: skip
+
+    def _remember(self, active: Active, result: TrialResult | None) -> None:
+        """One entry an attempt. Told before the journal is, so that a killed driver forgets none."""
+        labels = self._labels(active.card)
+        if result is None:
+            # An attempt that left no result is known by what it was asked, and by the engine of those that did.
+            hashes = {"spec": active.card.spec_hash, "trace": self._sweep.trace_digest, "engine": self._engine_hash}
+            labels += [(f"kvknee.{name}_hash", value) for name, value in hashes.items()]
+        else:
+            self._engine_hash = result.hashes.engine
+        self._rooms.tracker.record(
+            TrialEntry(
+                active.card.number, active.job.attempt, active.card.spec, result, active.job.folder,
+                int(active.started_s * 1000), int(self._rooms.now_s() * 1000), tuple(labels),
+            )
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """End what runs; its trials stay RUNNING in the journal, and resume goes on with them."""
+        for active in self._active.values():
+            self._rooms.executor.cancel(active.job)
+        self._rooms.executor.close()
+        for active in self._active.values():
+            if read_attempt(active.job.folder, active.job.attempt).result is None:
+                self._write_loss(active.job, "the sweep was stopped", True, "")
+                self._remember(active, None)
+
+
+def _line(reason: str) -> str:
+    return (reason.strip().splitlines() or [""])[0][:200]
