@@ -18,6 +18,7 @@ from typing import IO, Any, Literal
 
 from orchestrator.forking import CannotFork, ForkServers
 from orchestrator.process_group import Deadlines, EndedBy, Guarded, ProcessGroup, start_by_exec
+from trials.secret_names import dereferenced
 from trials.spec import TrialSpec
 from trials.trace import write_whole
 
@@ -135,12 +136,15 @@ def _prepare(spec: TrialSpec, out: Path) -> None:
 
 
 def environment(spec: TrialSpec, package: Path) -> dict[str, str]:
-    """All that a worker sees of the environment: what is listed here, then `engine.env`, which may override."""
+    """All that a worker sees of the environment: what is listed here, then `engine.env`, which may override.
+
+    `env:NAME` there is what NAME is here. Raises OSError where it is not set.
+    """
     env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     env.setdefault("LANG", "C.UTF-8")
     env.update({name: str(spec.engine.threads) for name in _THREADS})
     env["PYTHONPATH"] = str(package)
-    env.update(spec.engine.env)
+    env.update(dereferenced(spec.engine.env, os.environ))
     return env
 
 

@@ -22,6 +22,7 @@ from trials.documents import explained, validated
 from trials.documents import read_yaml as read_yaml
 from trials.model import PRESETS, ModelSpec
 from trials.model_folder import with_shape
+from trials.secret_names import secrets_in
 from trials.units import SpecError, nearest, parse_bytes, parse_count, parse_ns
 
 ENGINE_NAMES = ("simulator", "torch_paged", "vllm_scheduler", "transformers_cb", "vllm")
@@ -71,7 +72,17 @@ class EngineSpec(_Model):
             raise ValueError(f"engine {self.name!r} does not exist; {nearest(self.name, ENGINE_NAMES)}")
         if self.name in MODELLED and self.step_time is None:
             raise ValueError(f"engine {self.name} needs step_time, for example roofline:h100-sxm")
+        self._holds_no_secret()
         return self
+
+    def _holds_no_secret(self) -> None:
+        """A spec is hashed, shown and copied; what must stay secret is named in it, and lies in the environment."""
+        if found := next(secrets_in({"env": self.env, "args": self.args}), None):
+            name = found.rpartition(".")[2]
+            raise ValueError(
+                f"{found} looks like a secret, and a spec is copied to reports and servers: write "
+                f"`env: {{{name.upper()}: env:{name.upper()}}}` and set {name.upper()} where the engine is started"
+            )
 
     @property
     def num_ranks(self) -> int:

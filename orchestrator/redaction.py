@@ -1,0 +1,45 @@
+"""Secrets taken out of what is shown, logged or sent: passwords in URIs, tokens, values of secret variables."""
+
+import os
+import re
+from collections.abc import Mapping
+
+from trials.secret_names import URI_PASSWORD, looks_secret
+
+HIDDEN = "***"
+_SHORTEST = 6  # a shorter value would be found in half of all words
+_BEARER = re.compile(r"(?i)(\bbearer\s+)[\w.~+/=\-]{8,}")
+_ASSIGNED = re.compile(
+    r"(?P<name>[A-Za-z][\w\-]*)(?P<sign>=|:\s*|['\"]:\s*)(?P<quote>['\"]?)(?P<value>[^\s'\"&,;}]+)"
+)
+
+_NO_SECRET = re.compile(r"[\d.]+|true|false|null|None|True|False|\*+")
+
+
+def without_password(uri: str) -> str:
+    """A URI as it may be shown: `postgresql://user:***@host/db`; also `?password=`."""
+    return redacted(uri, {})
+
+
+def redacted(text: str, env: Mapping[str, str] | None = None) -> str:
+    """The text without secrets. `env`: whose secret-looking variables are looked for; None: this process's."""
+    text = URI_PASSWORD.sub(rf"\g<before>:{HIDDEN}@", text)
+    text = _BEARER.sub(rf"\1{HIDDEN}", text)
+    text = _ASSIGNED.sub(_hide_assigned, text)
+    for value in secret_values(os.environ if env is None else env):
+        text = text.replace(value, HIDDEN)
+    return text
+
+
+def _hide_assigned(found: re.Match[str]) -> str:
+    plain = found["value"].startswith("env:") or _NO_SECRET.fullmatch(found["value"])
+    if plain or not looks_secret(found["name"]):
+        return found[0]
+    return f"{found['name']}{found['sign']}{found['quote']}{HIDDEN}"
+
+
+def secret_values(env: Mapping[str, str]) -> list[str]:
+    """Values of variables whose names look secret, longest first; and passwords of URIs in any variable."""
+    found = {value for name, value in env.items() if looks_secret(name)}
+    found |= {match["password"] for value in env.values() for match in URI_PASSWORD.finditer(value)}
+    return sorted((v for v in found if len(v) >= _SHORTEST and v != HIDDEN), key=len, reverse=True)

@@ -1,0 +1,49 @@
+"""What is shown, logged or sent holds no secret; what is none stays as it is."""
+
+import pytest
+
+from orchestrator.redaction import redacted, secret_values, without_password
+
+ENV = {
+    "HF_TOKEN": "hf_12345678",
+    "SHORT_TOKEN": "abc",
+    "HTTP_PROXY": "http://me:pr0xypass@proxy",
+    "HOME": "/home/me",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://u:pw@h/db", "postgresql://u:***@h/db"),
+        ("mysql+pymysql://root:p%40ss@h:3306/x?charset=utf8", "mysql+pymysql://root:***@h:3306/x?charset=utf8"),
+        ("could not reach 'https://u:pw@h:80/a', twice", "could not reach 'https://u:***@h:80/a', twice"),
+        ("postgresql://h/db?user=u&password=pw&sslmode=off", "postgresql://h/db?user=u&password=***&sslmode=off"),
+        ("Authorization: Bearer abcdefghijkl", "Authorization: Bearer ***"),
+        ("{'hf_token': 'abcdef', 'n': 3}", "{'hf_token': '***', 'n': 3}"),
+        ("loaded with hf_12345678.", "loaded with ***."),
+        ("via pr0xypass", "via ***"),
+    ],
+)
+def test_secrets_are_taken_out(text: str, shown: str) -> None:
+    assert redacted(text, ENV) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ttft:p99<500ms;itl:p99<50ms", "sqlite:////tmp/a:b@c", "https://host:5000/a@b", "http://user@host",
+        '{"token": 5, "eos_token": "</s>", "tokens": "many"}', "HF_TOKEN: env:HF_TOKEN", "/home/me", "abc",
+    ],
+)  # fmt: skip
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redacted(text, ENV) == text
+
+
+def test_a_uri_is_shown_without_its_password_and_showing_it_again_changes_nothing() -> None:
+    shown = without_password("postgresql://u:pw@h/db")
+    assert without_password(shown) == shown == "postgresql://u:***@h/db"
+
+
+def test_values_too_short_to_be_told_from_words_are_left() -> None:
+    assert secret_values(ENV) == ["hf_12345678", "pr0xypass"]
