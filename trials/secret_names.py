@@ -73,9 +73,7 @@ def dereferenced(env: Mapping[str, str], around: Mapping[str, str]) -> dict[str,
         if value.startswith(REFERENCE):
             source = value.removeprefix(REFERENCE)
             if source not in around:
-                raise FileNotFoundError(
-                    f"engine.env.{name}: {source} is not set in the environment of this machine"
-                )
+                raise NotSet(f"engine.env.{name}: {source} is not set in the environment of this machine")
             value = around[source]
         found[name] = value
     return found
