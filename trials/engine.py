@@ -107,6 +107,7 @@ class Step:
     burst_blocks: int = 0  # copies made, and blocks that forked sequences opened
     bound_blocks: int = 0  # the most that could come to, were every live child to write in the next step
     extra: Sequence[tuple[int, int]] = ()  # (row, tokens) where more than one token came at once
+    builds: int = 0  # compilations and graph captures that fell into this step
 
 
 StepTime = Callable[[StepShape], tuple[int, int]]  # pure: (step ns, attention ns)

@@ -44,6 +44,9 @@ class Recorder:
     broken_laws: list[str] = field(default_factory=list)
     audited_steps: int = 0
     fruitless: int = 0  # steps that preempted since a token was last seen to be delivered
+    builds: list[tuple[int, int, int]] = field(
+        default_factory=list
+    )  # (step, its end ns, compilations and captures)
 
     @classmethod
     def of(cls, offer: Offer) -> "Recorder":
@@ -63,6 +66,8 @@ class Recorder:
     def changes(self, step: Step, index: int, now: int) -> None:
         """What the step says that changed, at its end `now`."""
         place = self.place
+        if step.builds:
+            self.builds.append((index, now, step.builds))
         if step.shape[7]:
             self.fruitless = 0
         elif step.preempted:

@@ -83,7 +83,7 @@ def _drive(
         for row in step.ledger:
             write_row(pack_row(*row))
         changed = step.admitted or step.began or step.ended or step.paused or step.preempted or step.started
-        if changed or step.extra:
+        if changed or step.extra or step.builds:
             recorder.changes(step, index, now)
             arrivals.saw(step, index, now)
             if stop is not None and (why := stop(recorder, now)) is not None:
@@ -123,14 +123,16 @@ def _finish(
         np.frombuffer(recorder.runs, np.int64).reshape(-1, 3) if len(recorder.runs) else np.zeros((0, 3), np.int64)
     )
     requests = recorder.columns(trace)
+    window = _window(offer, requests, now)
     return Replay(
         phase=offer.phase, load=offer.load.label, clock=clock.kind,
         steps={name: np.ascontiguousarray(steps[:, i]) for i, name in enumerate(STEP_COLUMNS)},
         ledger={name: np.ascontiguousarray(ledger[:, i]) for i, name in enumerate(LEDGER_COLUMNS)},
         requests=requests, runs=(runs[:, 0].copy(), runs[:, 1].copy(), runs[:, 2].copy()),
-        window_ns=_window(offer, requests, now), drain_end_ns=now, reasons=recorder.reasons, stopped_early=stopped,
+        window_ns=window, drain_end_ns=now, reasons=recorder.reasons, stopped_early=stopped,
         failed=stuck, audited_steps=recorder.audited_steps, broken_laws=recorder.broken_laws,
-        device=auditor.peak_device, void_because=_void(requests), snapshots=list(auditor.snapshots.values()),
+        device=auditor.peak_device, void_because=_void(requests) + _built(recorder, requests, steps, window),
+        snapshots=list(auditor.snapshots.values()),
     )  # fmt: skip
 
 
@@ -154,4 +156,22 @@ def _void(requests: Requests) -> list[str]:
     return [
         f"{len(wrong)} requests were delivered another length than asked, first row {int(requests.row[k])}: "
         f"{int(requests.num_delivered[k])} tokens for {int(requests.num_output_tokens[k])}"
+    ]
+
+
+def _built(recorder: Recorder, requests: Requests, steps: Ints, window: tuple[int, int]) -> list[str]:
+    """A step that waited for a compiler measured the compiler: void where a counted request may have waited too.
+
+    From the window's begin until the last that counts has ended; before it there is the warm-up to build in.
+    """
+    begin, finish = window
+    until = max(int(requests.end_ns[requests.counted == 1].max(initial=finish)), finish)
+    inside = [(i, end, n) for i, end, n in recorder.builds if end > begin and steps[i, 0] < until]
+    if not inside:
+        return []
+    step, end, _ = inside[0]
+    count = sum(n for _, _, n in inside)
+    return [
+        f"{count} compilations or graph captures inside the window, first in step {step}, which took "
+        f"{(end - int(steps[step, 0])) / 1e6:.1f} ms; warm up what it met, or widen the warm-up"
     ]

@@ -324,6 +324,27 @@ class DeliversOneMore(Honest):
         return work.num_output_tokens + (work.row % 7 == 3)
 
 
+class BuildsLate(Honest):
+    """Compiles for a second when eight requests first run at once, in the midst of what is measured; says so."""
+
+    def step(self) -> Step | None:
+        step = super().step()
+        if step is not None and self.compiles_in() == self.steps:
+            step.duration_ns += 1_000_000_000
+            step.builds = 2
+        return step
+
+    def compiles_in(self) -> int:
+        return 40
+
+
+class BuildsEarly(BuildsLate):
+    """The same before the window, where nothing is counted."""
+
+    def compiles_in(self) -> int:
+        return 3
+
+
 class CutsShort(Honest):
     """Each seventh row ends a token early, and is called complete."""
 

@@ -18,21 +18,24 @@ ROWS = 120
 LENGTHS = [(16 * (1 + k % 3) + (k % 2), 3 + k % 5) for k in range(ROWS)]  # some fill their blocks exactly
 
 
-def asked_of(asked: m.Asked, path: Path) -> TrialSpec:
+def asked_of(asked: m.Asked, path: Path, warmup: str) -> TrialSpec:
     return trial_spec({
         "engine": {"name": "simulator", "step_time": "constant:5000"}, "model": "llama-3.1-8b",
-        "pool": {"blocks": asked.num_blocks}, "trace": {"path": str(path)}, "phases": ["cold"],
+        "pool": {"blocks": asked.num_blocks}, "trace": {"path": str(path), "warmup": warmup},
+        "phases": ["steady" if warmup != "0s" else "cold"],
         "policy": {"block_size": asked.block_size, "max_num_seqs": asked.max_num_seqs, "max_model_len": 512},
         "slo": "ttft:p99<10s",
     })  # fmt: skip
 
 
-def trial(kind: type[m.Honest], folder: Path, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> TrialResult:
+def trial(
+    kind: type[m.Honest], folder: Path, monkeypatch: pytest.MonkeyPatch, warmup: str = "0s", **asked: Any
+) -> TrialResult:
     """One whole trial through the worker, with this engine behind the simulator's name; as read back from disk."""
     trace = build_trace([p for p, _ in LENGTHS], [o for _, o in LENGTHS], [10.0 * k for k in range(ROWS)])
     save_trace(trace, folder / "trace.parquet")
     question = m.Asked(**asked)
-    spec = asked_of(question, folder / "trace.parquet")
+    spec = asked_of(question, folder / "trace.parquet", warmup)
     module = SimpleNamespace(
         prepare=lambda spec: None, open=lambda spec, content: m.opened(kind, question),
         identity=lambda spec: own_identity(spec, ["engines/simulator.py"], []),
@@ -66,6 +69,10 @@ def test_the_honest_one_is_eligible_with_one_rank_and_with_two(tmp_path, monkeyp
         (m.DeliversTwice, "void: "),
         (m.DeliversOneMore, "void: "),
         (m.CutsShort, "void: "),
+        (
+            m.BuildsLate,
+            "void: 2 compilations or graph captures inside the window, first in step 39, which took 1005",
+        ),
     ],
     ids=lambda v: v.__name__ if isinstance(v, type) else "",
 )
@@ -114,3 +121,14 @@ def test_a_requested_8_that_becomes_16_is_credited_to_16(tmp_path, monkeypatch) 
     assert (result.effective.block_size, result.effective.num_blocks) == (16, 60)
     honest = trial(m.Honest, tmp_path, monkeypatch)
     assert result.ledger.time_mean == honest.ledger.time_mean
+
+
+def test_what_is_compiled_before_the_window_voids_nothing_and_what_reaches_into_it_does(
+    tmp_path, monkeypatch
+) -> None:
+    """A compilation from 10 ms to 1015 ms, beside windows that open at 1.1 s and at 1 s."""
+    early = trial(m.BuildsEarly, tmp_path, monkeypatch, warmup="1100ms")
+    assert early.eligible, early.ineligible_because
+    reaching = trial(m.BuildsEarly, tmp_path, monkeypatch, warmup="1s")
+    assert [why for why in reaching.ineligible_because if "void: 2 compilations" in why]
+    assert reaching.replays[0].void_because
