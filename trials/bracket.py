@@ -10,12 +10,13 @@ hold, the search goes on below it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trials.spec import Ladder
 
 Holds = Callable[[int], bool]
+_ROUNDING = 1e-9
 _UPWARD = 0.6  # where in an open bracket the next rung is: what fails is given up early, what holds is not
 
 
@@ -41,6 +42,16 @@ def rungs(ladder: Ladder) -> tuple[float, ...]:
         return tuple(float(v) for v in sorted({max(1, round(x)) for x in exact}))
     inner = [float(f"{x:.6g}") for x in exact[1:-1]]
     return tuple(dict.fromkeys([ladder.low, *inner, ladder.high]))
+
+
+def rung_from(values: Sequence[float], wanted: float) -> int | None:
+    """The lowest rung that is no less than `wanted`, up to rounding; None where all are less."""
+    return next((k for k, value in enumerate(values) if value >= wanted * (1 - _ROUNDING)), None)
+
+
+def rung_near(values: Sequence[float], wanted: float) -> int:
+    """The rung whose ratio to `wanted` is nearest to 1; `wanted` > 0."""
+    return min(range(len(values)), key=lambda k: abs(math.log(values[k] / wanted)))
 
 
 @dataclass(slots=True)

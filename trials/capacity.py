@@ -8,11 +8,11 @@ number that it needs.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from trials.bracket import Bracket, rungs, search
+from trials.bracket import Bracket, rung_from, rung_near, rungs, search
 from trials.load import window_of
 from trials.result import Capacity, CapacityPart, ReplayResult
 from trials.slo import Slo, parse_slo
@@ -23,7 +23,16 @@ from trials.trace import Trace
 if TYPE_CHECKING:
     from trials.ladder import Measured, Replays
 
-_UNITS = {"rate_scale": "x", "rps": "requests/s", "concurrency": "at once", "pool_bytes": "bytes"}
+UNITS = {"rate_scale": "x", "rps": "requests/s", "concurrency": "at once", "pool_bytes": "bytes"}
+
+
+@dataclass(slots=True)
+class Windowed:
+    """One window on the open engine, and what is known of its rungs before it is searched."""
+
+    spec: TrialSpec
+    replays: "Replays"
+    known: dict[int, bool] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -53,10 +62,10 @@ def load_of(over: str, value: float) -> Load:
     return Load.model_validate({over: round(value) if over == "concurrency" else value})
 
 
-def climb(replays: "Replays", ladder: Ladder, phase: str, hint: int | None = None) -> tuple[Bracket, int]:
+def climb(window: Windowed, ladder: Ladder, phase: str) -> tuple[Bracket, int]:
     """One window -> (bracket, index of the replay that decides: the best load's, or the lowest's, in full)."""
-    values = rungs(ladder)
-    known: dict[int, bool] = {}
+    values, replays, known = rungs(ladder), window.replays, dict(window.known)
+    hint = _hint(ladder, values)
 
     def holds(rung: int) -> bool:
         if rung not in known:
@@ -75,12 +84,20 @@ def climb(replays: "Replays", ladder: Ladder, phase: str, hint: int | None = Non
         known[found.best] = False  # measured engines differ from run to run: what failed once does not count
 
 
-def searched(replays: "Replays", spec: TrialSpec, trace: Trace, phase: str) -> Searched:
+def _hint(ladder: Ladder, values: Sequence[float]) -> int | None:
+    """Where the search begins: at the load to beat, else near what a neighbour came to."""
+    if ladder.beat is not None:
+        return rung_from(values, ladder.beat)
+    return None if ladder.near is None else rung_near(values, ladder.near)
+
+
+def searched(window: Windowed, trace: Trace, phase: str) -> Searched:
     """The search on one window and what it came to."""
+    spec, replays = window.spec, window.replays
     ladder = spec.measure.ladder
     assert ladder is not None
     values = rungs(ladder)
-    found, decides = climb(replays, ladder, phase)
+    found, decides = climb(window, ladder, phase)
     beyond = None
     if found.beyond is not None:
         load = load_of(ladder.over, values[found.beyond])
@@ -161,7 +178,7 @@ def _rank(part: CapacityPart, sign: int) -> tuple[bool, float]:
 
 def words(found: Capacity) -> str:
     """The answer in a line."""
-    unit, num_windows = _UNITS[found.over], len(found.parts)
+    unit, num_windows = UNITS[found.over], len(found.parts)
     if found.needs_requests:
         have = min(p.requests for p in found.parts)
         wanted = math.ceil(found.needs_requests / max(have, 1)) * found.superposed

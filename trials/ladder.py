@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from trials.capacity import combined, parts_of, searched
+from trials.capacity import Windowed, combined, parts_of, searched
+from trials.challenge import beaten
 from trials.engine import Engine
 from trials.load import Lock, Offer, offer
 from trials.metrics import measure
@@ -170,10 +171,14 @@ def _capacity(engine: Engine, trace: Trace, spec: TrialSpec, say: Say, asked: As
     ladder = spec.measure.ladder
     assert ladder is not None
     phase = "steady" if "steady" in spec.phases else "cold"
-    found = []
-    for part in parts_of(trace, spec):
-        own = spec.model_copy(update={"trace": part})
-        found.append(searched(Replays(engine, trace, own, say, asked), own, trace, phase))
+    specs = [spec.model_copy(update={"trace": part}) for part in parts_of(trace, spec)]
+    windows = [Windowed(own, Replays(engine, trace, own, say, asked)) for own in specs]
+    lost = beaten(windows, ladder, phase, trace) if ladder.beat is not None else None
+    if lost is not None:
+        challenger, capacity = lost
+        say(f"capacity: {capacity.words}")
+        return Outcome(challenger.replays, challenger.decides, None, capacity)
+    found = [searched(window, trace, phase) for window in windows]
     capacity = combined(ladder.over, ladder.high, [f.part for f in found], spec.trace.superpose)
     say(f"capacity: {capacity.words}")
     chosen = found[capacity.decides]

@@ -160,7 +160,7 @@ class CapacityPart(_Model):
     start_ns: int  # of the window, in the trace's time
     end_ns: int
     requests: int  # counted
-    value: float | None  # None: no rung holds
+    value: float | None  # None: no rung holds, or none was searched
     beyond: float | None  # measured not to hold; None: the last rung holds
     below: float | None  # measured to hold; None: the first rung holds, or none does
     binding: str  # of the replay beyond, or of the best one where there is none
@@ -179,6 +179,7 @@ class Capacity(_Model):
     low: float | None  # of the windows; None where on one of them nothing holds
     high: float | None
     at_least: bool = False  # nothing failed up to `last`
+    less_than: float | None = None  # the load that it had to beat and did not hold: nothing else was searched
     needs_requests: int = 0
     superposed: int = 1  # copies of the trace that were laid over one another
     decides: int = 0  # which of `parts` the trial's replays are of

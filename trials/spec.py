@@ -194,7 +194,9 @@ class Ladder(_Model):
     """Search for the largest load that holds, between `low` and `high`, to within a ratio of `within`.
 
     Over `pool_bytes`: for the smallest pool that holds, at the load that stands beside the ladder. `windows`: the
-    window is cut into so many equal ones, each searched for itself, and the median decides.
+    window is cut into so many equal ones, each searched for itself, and the median decides. `beat`: a load that has
+    to hold first; where it does not, nothing else is searched. `near`: where the answer is thought to be; it moves
+    the cost. Both are rounded to the ladder's rungs, `beat` upwards.
     """
 
     over: Literal["rate_scale", "rps", "concurrency", "pool_bytes"] = "rate_scale"
@@ -202,12 +204,23 @@ class Ladder(_Model):
     high: Rung
     within: Number = Field(default=0.05, gt=0, lt=1)
     windows: int = Field(default=1, ge=1, le=100, strict=True)
+    beat: Rung | None = None
+    near: Rung | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> "Ladder":
         if self.high < self.low:
             raise ValueError(f"ladder: high {self.high:g} is below low {self.low:g}")
+        if self.beat is not None and self.over == "pool_bytes":
+            raise ValueError("ladder: beat is a load; pools are not raced")
+        if self.beat is not None and not self.low <= self.beat <= self.high:
+            raise ValueError(f"ladder: beat {self.beat:g} lies outside {self.low:g} to {self.high:g}")
         return self
+
+    @property
+    def unraced(self) -> "Ladder":
+        """The same question without what a search knew when it asked."""
+        return self.model_copy(update={"beat": None, "near": None})
 
 
 class Measure(_Model):

@@ -201,7 +201,8 @@ def ineligible(outcome: Outcome, facts: EngineFacts) -> list[str]:
         reasons += [f"{name}: {said}" for said in unapplied(measured.replay, facts)]
         if not measured.replay.audited_steps:
             reasons.append(f"{name}: no step was audited")
-    if not outcome.replays[outcome.decides].result.metrics.output_throughput > 0:
+    raced_out = outcome.capacity is not None and outcome.capacity.less_than is not None  # and so ended early
+    if not raced_out and not outcome.replays[outcome.decides].result.metrics.output_throughput > 0:
         reasons.append("no output token was delivered inside the window")
     if outcome.capacity is not None and outcome.capacity.needs_requests:
         reasons.append(outcome.capacity.words)
