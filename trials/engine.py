@@ -8,7 +8,10 @@ from `PoolGeometry`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import lcm
 from typing import Literal, NamedTuple, Protocol
+
+from trials.model import LayerKind
 
 Evidence = Literal["measured", "modelled"]
 Clock = Literal["virtual", "wall", "cpu", "steps"]
@@ -52,8 +55,9 @@ class StepShape(NamedTuple):
 class LedgerRow(NamedTuple):
     """Accounts of one (KV group, rank) after schedule(), before anything finished is released.
 
-    Tokens for what is written or claimed inside blocks, blocks for the rest. `padding` and `remainder` are
-    constants of `PoolGeometry`. Event counts are those since the row before.
+    Tokens for what is written or claimed inside blocks (states where a group keeps states), blocks for the rest.
+    `padding` and `remainder` follow from `PoolGeometry`. Event counts are those since the row before. Where groups
+    share a pool, its free and reserve blocks are in the row of its first group and 0 in the others.
     """
 
     group: int
@@ -80,6 +84,7 @@ class Refusal(NamedTuple):
 
 
 NO_REFUSAL = Refusal(Cause.NONE, -1, 0)
+NO_BLOCK = -1  # in a block table: the block left the window, or never was
 
 
 @dataclass(slots=True)
@@ -141,10 +146,31 @@ class PoolGeometry:
     pool_bytes: int
     kernel_block_size: int  # what the attention kernel walks
     reuse_quantum_tokens: int  # prefix hits are multiples of this
+    kind: LayerKind = "full"
+    num_layers: int = 0  # that the group's block tables serve; 0: all of the model
+    window: int = 0  # tokens, of the kinds that look back on so many
+    slot_tokens: int = 1  # tokens behind one counted slot: all of a block's where it holds one state
+    most_blocks: int = 0  # that a sequence is granted at once; 0: as many as its tokens need
+
+    @property
+    def slots(self) -> int:
+        """What is counted as tokens in a block: its tokens, or its one state."""
+        return self.block_size // self.slot_tokens
 
     @property
     def block_bytes(self) -> int:
-        return self.block_size * self.bytes_per_token + self.padding_bytes_per_block
+        return self.slots * self.bytes_per_token + self.padding_bytes_per_block
+
+    def passed(self, tokens: int) -> int:
+        """Of `tokens` held from the start, those that the next token does not look at."""
+        if self.kind == "sliding_window":
+            return max(0, tokens - self.window + 1)
+        return tokens // self.window * self.window if self.kind == "chunked_local" else 0
+
+    def blocks_for(self, tokens: int) -> int:
+        """Most blocks that a sequence of so many tokens is granted at once."""
+        need = -(-tokens // self.block_size)
+        return min(need, self.most_blocks) if self.most_blocks else need
 
     @property
     def remainder_bytes(self) -> int:
@@ -166,6 +192,29 @@ class EngineFacts:
     not_applicable: tuple[str, ...] = ()  # knobs that this engine does not have
     unknown_columns: tuple[str, ...] = ()  # ledger columns that it cannot know
     max_model_len: int = 0
+    shared_pool: bool = False  # the groups of a rank draw their blocks from one pool; its geometry is in each
+
+    @property
+    def pools(self) -> tuple[PoolGeometry, ...]:
+        """The pools of one rank: one a group, or the one that all of them share."""
+        return self.groups[:1] if self.shared_pool else self.groups
+
+    @property
+    def pool_bytes(self) -> int:
+        """Of all ranks."""
+        return sum(pool.pool_bytes for pool in self.pools) * self.ranks
+
+    @property
+    def token_group(self) -> int:
+        """Number of the group whose rows count tokens as computed: one that keeps them all, if there is one."""
+        kept = [number for number, group in enumerate(self.groups) if group.kind in ("full", "mla")]
+        counted = [number for number, group in enumerate(self.groups) if group.slot_tokens == 1]
+        return (kept or counted or [0])[0]
+
+    @property
+    def reuse_quantum_tokens(self) -> int:
+        """Prefix hits of the whole model are multiples of this: what is a multiple for every group. 0: none."""
+        return lcm(*(group.reuse_quantum_tokens for group in self.groups))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +238,18 @@ class DeviceBytes:
 
 @dataclass(slots=True)
 class GroupAudit:
-    """RAW state of one (group, rank): the recount is made from these and shares no code with `Step`."""
+    """RAW state of one (group, rank): the recount is made from these and shares no code with `Step`.
 
-    tables: dict[int, list[int]]  # live row -> block ids in token order
-    held_tokens: dict[int, int]  # live row -> tokens whose KV is in those blocks
+    Of a pool that groups share, its free blocks and reserve are listed in the first group.
+    """
+
+    tables: dict[int, list[int]]  # live row -> block ids in token order, NO_BLOCK where none is held any more
+    held_tokens: dict[int, int]  # live row -> tokens whose KV was put into those blocks
     free: list[int]
     cached: list[int]
     reserve: list[int]
     reserved_ahead: dict[int, int] = field(default_factory=dict)  # live row -> tokens claimed beyond its tail
+    held_before: dict[int, int] = field(default_factory=dict)  # row -> tokens, when it was last granted blocks
 
 
 @dataclass(slots=True)
