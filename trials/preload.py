@@ -5,23 +5,52 @@ imported, so they get an interpreter of their own each time.
 """
 
 import importlib
+import os
+import sys
+from collections.abc import Sequence
 
+# The last four are imported late, by numpy, pyarrow and importlib, when a trial first needs them.
+_ANY = ("trials.worker", "pyarrow.parquet", "pyarrow.compute", "numpy.ma", "email.parser", "email.feedparser")
 FORKABLE: dict[str, tuple[str, ...]] = {
-    "simulator": ("trials.worker", "trials.engines.simulator", "pyarrow.parquet"),
+    "simulator": (*_ANY, "trials.engines.simulator"),
     "torch_paged": (
-        "trials.worker", "pyarrow.parquet", "trials.engines.torch_engine", "trials.engines.torch_paged",
-        "trials.engines.kernels.speed",
+        *_ANY, "trials.engines.torch_engine", "trials.engines.torch_paged", "trials.engines.kernels.speed",
     ),
 }  # fmt: skip
+_ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"  # pyarrow's own jemalloc would start a thread as soon as it is loaded
 
 
 def preload(engine: str) -> None:
     """Import what trials of this engine import. The environment must already say how many threads they use."""
     if engine == "torch_paged":
-        import os
-
         from trials.engines.kernels.threads import prepare_process
 
         prepare_process(int(os.environ["OMP_NUM_THREADS"]))
+    os.environ[_ARROW_ALLOCATOR] = "background_thread:false"
     for module in FORKABLE[engine]:
         importlib.import_module(module)
+    del os.environ[_ARROW_ALLOCATOR]
+    _keep_arrow_from_pandas()
+
+
+class _NoPandas:
+    """Finds everything but pandas."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("No module named 'pandas'", name=name)
+
+
+def _keep_arrow_from_pandas() -> None:
+    """pyarrow looks for pandas once, when it makes its first array, and imports it (0.3 s) where it is installed.
+
+    Trials of ours have no use for it, so it looks for it here, in vain, and never again.
+    """
+    import pyarrow as pa
+
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        pa.array([0])
+    finally:
+        sys.meta_path.remove(_NoPandas)
