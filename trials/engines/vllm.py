@@ -16,6 +16,7 @@ from trials.engines.identity import processor_name
 from trials.engines.installed import installed_digests, model_digests
 from trials.engines.kernels.threads import prepare_process
 from trials.engines.shapes import TORCH_DTYPES, content_limit
+from trials.engines.vllm_policy import FIXED
 from trials.fingerprint import distribution_versions, engine_hash, source_digests
 from trials.geometry import pool_geometry
 from trials.spec import TrialSpec
@@ -25,8 +26,8 @@ FILES = (
     "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/branches.py", "engines/filling.py",
     "engines/shapes.py", "engines/torch_device.py", "engines/torch_peak.py", "engines/vllm.py",
     "engines/vllm_answers.py", "engines/vllm_args.py", "engines/vllm_core.py", "engines/vllm_domain.py",
-    "engines/vllm_engine.py", "engines/vllm_opening.py", "engines/vllm_serving.py", "engines/vllm_watch.py",
-    "geometry.py", "ledger.py", "load.py", "recorder.py", "replay.py",
+    "engines/vllm_engine.py", "engines/vllm_opening.py", "engines/vllm_policy.py", "engines/vllm_serving.py",
+    "engines/vllm_watch.py", "geometry.py", "ledger.py", "load.py", "recorder.py", "replay.py",
 )  # fmt: skip
 INSTALLED = (
     "*.so", "_custom_ops.py", "config/*.py", "engine/arg_utils.py", "envs.py", "platforms/*.py",
@@ -123,7 +124,7 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     prepare(spec)
     began = time.perf_counter()
     try:
-        from trials.engines import vllm_args, vllm_core, vllm_opening
+        from trials.engines import vllm_args, vllm_opening
         from trials.engines.vllm_answers import Answers
         from trials.engines.vllm_serving import VllmServing
     except ImportError as error:
@@ -154,7 +155,7 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     facts = EngineFacts(
         name="vllm", engine_hash=engine_hash(identity(spec)), evidence="measured",
         clock=spec.engine.clock or "wall", groups=(geometry,), ranks=1, effective=tuple(sorted(knobs.items())),
-        not_applicable=(*sorted(vllm_core.FIXED.keys() & type(spec.policy).model_fields.keys()), "copied_bytes"),
+        not_applicable=(*sorted(FIXED.keys() & type(spec.policy).model_fields.keys()), "copied_bytes"),
         max_model_len=core.vllm_config.model_config.max_model_len,
     )  # fmt: skip
     return VllmServing(llm, facts, content, device, start_up, answers if recorded else None, limit)

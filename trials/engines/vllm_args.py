@@ -11,26 +11,20 @@ from vllm import EngineArgs, LLMEngine
 
 from trials.engine import PoolGeometry
 from trials.engines.shapes import kv_mismatch, llama_config
-from trials.engines.vllm_core import FIXED
+from trials.engines.vllm_policy import policy_args, policy_knobs
 from trials.spec import TrialSpec
 from trials.units import SpecError, nearest
 
 
 def asked_args(spec: TrialSpec, geometry: PoolGeometry) -> dict[str, Any]:
     """Arguments that follow from pool, policy, model and device."""
-    policy, model, engine = spec.policy, spec.model, spec.engine
+    model, engine = spec.model, spec.engine
     return {
-        "dtype": model.dtype, "kv_cache_dtype": "auto" if model.kv_dtype == model.dtype else model.kv_dtype,
-        "max_model_len": policy.max_model_len, "block_size": geometry.block_size,
-        "num_gpu_blocks_override": geometry.num_blocks,
-        "kv_cache_memory_bytes": geometry.num_blocks * geometry.block_bytes,
-        "enable_prefix_caching": policy.prefix_caching and policy.layout == "paged",
-        "max_num_seqs": policy.max_num_seqs, "max_num_batched_tokens": policy.max_num_batched_tokens,
-        "watermark": policy.watermark, "scheduler_reserve_full_isl": policy.reserve_prompt,
-        "long_prefill_token_threshold": policy.long_prefill_token_threshold,
-        "scheduling_policy": "priority" if policy.queue == "priority" else "fcfs",
-        "enable_chunked_prefill": True, "skip_tokenizer_init": True, "seed": spec.seed,
+        **policy_args(spec, geometry), "dtype": model.dtype,
+        "kv_cache_dtype": "auto" if model.kv_dtype == model.dtype else model.kv_dtype,
+        "kv_cache_memory_bytes": geometry.num_blocks * geometry.block_bytes, "seed": spec.seed,
         "tensor_parallel_size": engine.tensor_parallel_size,
+        "pipeline_parallel_size": engine.pipeline_parallel_size,
     }  # fmt: skip
 
 
@@ -127,17 +121,11 @@ def backend_of(core: Any) -> str:
 def knobs_of(core: Any, spec: TrialSpec, outputs: str) -> dict[str, str]:
     """Every knob of the candidate, and what else decides, as vLLM's resolved configuration says it."""
     config = core.vllm_config
-    cache, scheduler, parallel = config.cache_config, config.scheduler_config, config.parallel_config
+    cache, parallel = config.cache_config, config.parallel_config
+    size = core.scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
     known = {
-        **FIXED,
-        "block_size": core.scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
-        "layout": spec.policy.layout, "prefix_caching": cache.enable_prefix_caching,
-        "watermark": scheduler.watermark, "reserve_prompt": scheduler.scheduler_reserve_full_isl,
-        "queue": scheduler.policy, "victim": "priority" if scheduler.policy == "priority" else "last_admitted",
-        "max_model_len": config.model_config.max_model_len, "max_num_seqs": scheduler.max_num_seqs,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "long_prefill_token_threshold": scheduler.long_prefill_token_threshold,
-        "attention_backend": backend_of(core), "async_scheduling": scheduler.async_scheduling,
+        **policy_knobs(config, size, spec.policy.layout),
+        "attention_backend": backend_of(core), "async_scheduling": config.scheduler_config.async_scheduling,
         "enforce_eager": config.model_config.enforce_eager, "compilation": config.compilation_config.mode.name,
         "kv_cache_dtype": cache.cache_dtype, "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "tensor_parallel_size": parallel.tensor_parallel_size,

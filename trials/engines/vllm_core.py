@@ -13,6 +13,7 @@ from vllm.v1.engine.core import EngineCore
 
 from trials.engine import PoolGeometry
 from trials.engines.stand_in import KV_DTYPE, StandIn
+from trials.engines.vllm_policy import policy_args, policy_knobs
 from trials.spec import TrialSpec
 from trials.units import SpecError
 
@@ -35,17 +36,9 @@ def model_config(spec: TrialSpec) -> dict[str, Any]:
 
 def engine_args(spec: TrialSpec, geometry: PoolGeometry, folder: str) -> dict[str, Any]:
     """vLLM's arguments for this candidate; `engine.args` may add others, but contradict none. Raises SpecError."""
-    policy = spec.policy
     asked = {
-        "model": folder, "load_format": "dummy", "skip_tokenizer_init": True, "enforce_eager": True,
-        "dtype": "bfloat16", "max_model_len": policy.max_model_len, "block_size": geometry.block_size,
-        "num_gpu_blocks_override": geometry.num_blocks,
-        "enable_prefix_caching": policy.prefix_caching and policy.layout == "paged",
-        "max_num_seqs": policy.max_num_seqs, "max_num_batched_tokens": policy.max_num_batched_tokens,
-        "watermark": policy.watermark, "scheduler_reserve_full_isl": policy.reserve_prompt,
-        "long_prefill_token_threshold": policy.long_prefill_token_threshold,
-        "scheduling_policy": "priority" if policy.queue == "priority" else "fcfs",
-        "enable_chunked_prefill": True, "async_scheduling": False, "distributed_executor_backend": StandIn,
+        **policy_args(spec, geometry), "model": folder, "load_format": "dummy", "enforce_eager": True,
+        "dtype": "bfloat16", "async_scheduling": False, "distributed_executor_backend": StandIn,
         "additional_config": {KV_DTYPE: spec.model.kv_dtype},
     }  # fmt: skip
     twice = sorted(asked.keys() & spec.engine.args.keys())
@@ -78,25 +71,7 @@ def geometry_of(core: EngineCore, asked: PoolGeometry) -> PoolGeometry:
     )  # fmt: skip
 
 
-# What vLLM v1 does and no argument changes; a candidate that asks for something else is told.
-FIXED = {
-    "sharing": "prefix", "eviction": "lru", "preemption": "recompute", "free_order": "tail_first",
-    "reserve_output": "none", "prefix_match": "block",
-}  # fmt: skip
-
-
 def knobs_of(core: EngineCore, spec: TrialSpec) -> dict[str, str]:
     """Every knob of the candidate, as vLLM's resolved configuration says it."""
-    cache, scheduler = core.vllm_config.cache_config, core.vllm_config.scheduler_config
-    priority = scheduler.policy == "priority"
-    known = {
-        **FIXED,
-        "block_size": cache.block_size, "layout": spec.policy.layout,
-        "prefix_caching": cache.enable_prefix_caching, "watermark": scheduler.watermark,
-        "reserve_prompt": scheduler.scheduler_reserve_full_isl, "queue": scheduler.policy,
-        "victim": "priority" if priority else "last_admitted",
-        "max_model_len": core.vllm_config.model_config.max_model_len, "max_num_seqs": scheduler.max_num_seqs,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "long_prefill_token_threshold": scheduler.long_prefill_token_threshold,
-    }  # fmt: skip
-    return {name: str(known[name]) for name in sorted(spec.policy.model_dump()) if name in known}
+    size = core.scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+    return policy_knobs(core.vllm_config, size, spec.policy.layout)

@@ -13,7 +13,7 @@ from vllm.v1.attention.selector import get_attn_backend
 
 from trials.engines.domain import Domain
 from trials.engines.vllm_args import default_args, model_folder, own_args
-from trials.engines.vllm_core import FIXED
+from trials.engines.vllm_policy import FIXED
 from trials.spec import PoolPolicy, TrialSpec
 
 _SECTIONS = ("attention_config", "cache_config", "compilation_config", "scheduler_config")

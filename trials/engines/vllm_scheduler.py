@@ -13,6 +13,7 @@ from trials.content import Content
 from trials.engine import DeviceBytes, Engine, EngineFacts, EngineStart, Refused
 from trials.engines.domain import Domain
 from trials.engines.installed import installed_digests
+from trials.engines.vllm_policy import FIXED
 from trials.fingerprint import distribution_versions, engine_hash, source_digests
 from trials.geometry import block_table_bytes, pool_geometry
 from trials.roofline import step_time
@@ -21,8 +22,8 @@ from trials.units import SpecError
 
 FILES = (
     "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/stand_in.py", "engines/vllm_core.py",
-    "engines/vllm_engine.py", "engines/vllm_scheduler.py", "engines/vllm_watch.py", "geometry.py", "ledger.py",
-    "load.py", "recorder.py", "replay.py", "roofline.py",
+    "engines/vllm_engine.py", "engines/vllm_policy.py", "engines/vllm_scheduler.py", "engines/vllm_watch.py",
+    "geometry.py", "ledger.py", "load.py", "recorder.py", "replay.py", "roofline.py",
 )  # fmt: skip
 # What vLLM itself decides with here: its scheduler, pool and core, and the settings that they read.
 INSTALLED = (
@@ -65,7 +66,7 @@ def accepts(spec: TrialSpec) -> Domain:
 
 def _not_knobs() -> tuple[str, ...]:
     """Fields of a candidate that vLLM has no argument for; whom it preempts follows from its queue."""
-    from trials.engines.vllm_core import FIXED
+    import vllm  # noqa: F401  # no knobs of an engine that is not here
 
     return tuple(sorted({*FIXED, "victim"} & PoolPolicy.model_fields.keys()))
 
