@@ -17,6 +17,7 @@ from orchestrator.live import best_line, open_viewer, states_line
 from orchestrator.opening import (
     being_driven,
     build_digest,
+    check_tracking,
     open_executor,
     open_tracker,
     prepare_folder,
@@ -81,6 +82,7 @@ def dry(sweep: Sweep, as_json: bool, say: Say) -> None:
 
 def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say) -> int:
     """Drive a sweep to its end in its folder and print what it came to; returns the exit code."""
+    check_tracking(SweepFolder(path.resolve()), sweep)
     folder = prepare_folder(path.resolve(), sweep)
     with sole_driver(folder), _stoppable(folder):
         bound_first(folder, sweep)

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_serializer, model_validator
 
 from orchestrator.domains import EngineSays
 from orchestrator.executor_spec import ExecutorSpec
+from orchestrator.redaction import without_password
 from search_spaces.objective import OBJECTIVES
 from search_spaces.space import CONTROLS, Space, SpaceSpec, Value
 from trials.fingerprint import spec_hash
@@ -21,7 +22,7 @@ from trials.units import nearest
 
 SWEEP_ONLY = (
     "space", "trials", "repeats", "controls", "sampler", "objective", "min_gain", "executor", "tracking", "name",
-    "calibration", "trace_hash", "engine_says",
+    "calibration", "trace_hash", "engine_says", "race",
 )  # fmt: skip
 _DEFAULT_CONTROLS = ("contiguous", "one_block", "vendor_default", "smallest", "largest")
 
@@ -31,9 +32,13 @@ class _Model(BaseModel):
 
 
 class TrackingSpec(_Model):
-    """Where runs are remembered."""
+    """Where runs are remembered. `uri`: any of MLflow's, or env:NAME; shown and stored without its password."""
 
-    uri: str | None = None  # None: mlflow.db in the sweep's folder
+    uri: str | None = Field(default=None, repr=False)  # None: mlflow.db in the sweep's folder
+
+    @field_serializer("uri")
+    def _without_password(self, uri: str | None) -> str | None:
+        return None if uri is None else without_password(uri)
 
 
 def _named(key: str) -> Any:
@@ -52,6 +57,7 @@ class SweepConfig(TrialSpec):
     sampler: Literal["exhaustive", "tpe"] = "exhaustive"
     objective: str = "qualified_output_throughput"
     min_gain: float = Field(default=0.02, ge=0, lt=1)
+    race: bool | None = None  # None: where it can be, with objective capacity_load
     executor: Annotated[ExecutorSpec, _named("kind")] = ExecutorSpec()
     tracking: Annotated[TrackingSpec, _named("uri")] | None = TrackingSpec()
     trace_hash: str | None = None  # what the trace must hash to; filled in when it is resolved
@@ -73,7 +79,17 @@ class SweepConfig(TrialSpec):
             raise ValueError("a ladder over pool_bytes belongs to a trial: candidates are compared on equal pools")
         if self.objective == "capacity_load" and self.measure.ladder is None:
             raise ValueError("objective capacity_load needs measure.ladder: the loads that are searched")
+        if self.race and self.objective != "capacity_load":
+            raise ValueError(f"race: only capacity_load can be raced, objective is {self.objective}")
+        ladder = self.measure.ladder
+        if ladder is not None and ladder.unraced != ladder:
+            raise ValueError("measure.ladder: beat and near are set by the race of a sweep, trial by trial")
         return self
+
+    @property
+    def races(self) -> bool:
+        """Whether a challenger has to beat the best so far before it is searched."""
+        return self.objective == "capacity_load" and self.race is not False
 
     def trial_spec(self) -> TrialSpec:
         """The base candidate: this without the sweep's own keys."""
@@ -119,12 +135,27 @@ class Sweep:
     def hash(self, spec: TrialSpec) -> str:
         return spec_hash(spec, self.trace_digest, self.table_digest)
 
+    def question(self, spec: TrialSpec) -> str:
+        """The hash of what a trial is asked, whatever a race knew when it asked."""
+        ladder = spec.measure.ladder
+        if ladder is not None and ladder.unraced != ladder:
+            spec = spec.model_copy(update={"measure": spec.measure.model_copy(update={"ladder": ladder.unraced})})
+        return self.hash(spec)
+
+    def candidate(self, spec: TrialSpec) -> str:
+        """The hash of a candidate, whatever window it is on."""
+        trace = spec.trace.model_copy(update={"window": None})
+        return self.question(spec.model_copy(update={"trace": trace, "repeat": 0}))
+
     def grid(self) -> Iterator[Point]:
-        """Every candidate on the first window, then on the next; cut to the budget."""
+        """Every candidate on the first window, then on the next; cut to the budget. In a race the default first."""
+        candidates = list(self.space.candidates())
+        if self.config.races:
+            candidates.sort(key=lambda params: self.space.suggest(params).policy != self.space.base.policy)
         points = (
             Point(tuple(params.items()), None, repeat)
             for repeat in range(self.config.repeats)
-            for params in self.space.candidates()
+            for params in candidates
         )
         yield from itertools.islice(points, self.budget)
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from orchestrator.executors import Executor
 from orchestrator.folder import SweepFolder, write_text
 from orchestrator.sweep_file import differences, sweep_yaml
 from orchestrator.tracking import Tracker
+from orchestrator.tracking_uri import revealed
 from trials.documents import read_yaml
 from trials.fingerprint import canonical_json, digest, distribution_versions
 from trials.units import SpecError
@@ -129,4 +131,24 @@ def open_tracker(folder: SweepFolder, sweep: Sweep) -> Tracker:
         return Forgetful()
     from orchestrator.tracking import open_mlflow
 
-    return open_mlflow(folder.path, sweep.config.name, sweep.config.tracking.uri)
+    uri = sweep.config.tracking.uri
+    return open_mlflow(folder.path, sweep.config.name, None if uri is None else revealed(uri))
+
+
+def check_tracking(folder: SweepFolder, sweep: Sweep) -> None:
+    """Whether runs can be remembered where the sweep says. SpecError before its first trial; later on a warning.
+
+    A sweep that has begun goes on without its server: what cannot be sent waits in the folder.
+    """
+    if sweep.config.tracking is None:
+        return
+    from orchestrator.tracking_check import NotReachable, check_store
+
+    asked = sweep.config.tracking.uri
+    uri = f"sqlite:///{folder.mlflow_db.resolve()}" if asked is None else revealed(asked)
+    try:
+        check_store(uri, sweep.config.name)
+    except NotReachable as error:
+        if not folder.trials.exists():
+            raise
+        print(f"note: {error}\nnote: runs are kept in {folder.path}/spool until it answers", file=sys.stderr)

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.config import SWEEP_ONLY, Sweep, SweepConfig
+from orchestrator.config import SWEEP_ONLY, Sweep, SweepConfig, TrackingSpec
 from orchestrator.domains import ask, cut
 from orchestrator.overrides import apply_goodput, apply_sets
+from orchestrator.tracking_uri import settled
 from orchestrator.windows import repeat_windows, rows_in
 from search_spaces.space import Space, SpaceSpec, build_space, control_spec, load_space_spec
 from trials.documents import read_yaml, validated
@@ -65,9 +66,17 @@ def resolve(config: SweepConfig, folder: Path) -> Sweep:
             "trials": budget,
             "trace_hash": digest,
             "engine_says": says,
+            "tracking": _settled(config.tracking, folder),
         }
     )
     return Sweep(resolved, space, windows, digest, _table_digest(base), controls, budget, tuple(notes))
+
+
+def _settled(tracking: TrackingSpec | None, folder: Path) -> TrackingSpec | None:
+    """Where runs are remembered, absolute."""
+    if tracking is None or tracking.uri is None:
+        return tracking
+    return tracking.model_copy(update={"uri": settled(tracking.uri, folder)})
 
 
 def _checked_hash(config: SweepConfig, trace: Trace, base: TrialSpec) -> str:

@@ -27,4 +27,5 @@ def series_of(entry: TrialEntry, points: int) -> Iterator[tuple[str, int, float]
     for name in (n for n in _COLUMNS if n in here):
         values = table[name].to_numpy()
         for row in rows.tolist():
-            yield name, int(steps[row]), float(values[row])
+            if np.isfinite(values[row]):
+                yield name, int(steps[row]), float(values[row])

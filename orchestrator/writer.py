@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 
 from orchestrator.entries import Entry, decode, encode
+from orchestrator.redaction import redacted
 from orchestrator.spool import Spool
 
 _HELD_IN_MEMORY = 100
@@ -95,7 +96,7 @@ class SpoolWriter:
             try:
                 self._carry(key, send)
             except Exception as error:
-                self.trouble = f"{type(error).__name__}: {error}"
+                self.trouble = redacted(f"{type(error).__name__}: {error}")
                 with self._changed:
                     self._failures[key] += 1
                 in_a_row += 1

@@ -14,7 +14,9 @@ HEAVY = {"ray", "optuna", "mlflow", "torch", "transformers", "vllm", "pandas", "
 HOMES = {
     "optuna": {"search_spaces/space.py", "orchestrator/study.py"},
     "ray": {"orchestrator/ray_slots.py"},
-    "mlflow": {"orchestrator/tracking.py"},
+    "mlflow": {
+        f"orchestrator/tracking_{room}.py" for room in ("check", "content", "recipe", "registry", "runs", "send")
+    },
     "pandas": {"orchestrator/frames.py", "orchestrator/plots.py", "orchestrator/page.py"},
     "matplotlib": {"orchestrator/plots.py"},
 }

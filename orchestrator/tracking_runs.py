@@ -1,0 +1,79 @@
+"""What stands in an MLflow store: connecting to it, and finding a sweep's experiment and runs."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+OVER = ("FINISHED", "FAILED", "KILLED")
+_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the writer tries again by itself, and knows what was done before
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
+
+
+def connected(uri: str) -> Any:
+    """A client of the store at `uri`, quiet and impatient. Imports MLflow."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+
+    for chatty in ("mlflow", "alembic"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    return MlflowClient(uri)
+
+
+def experiment_of(client: Any, name: str, artifacts: str | None) -> str:
+    """Its id; two drivers may make it at once, and then one finds it made."""
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        with contextlib.suppress(Exception):
+            return str(client.create_experiment(name, artifacts))
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            return str(client.create_experiment(name, artifacts))
+    return str(found.experiment_id)
+
+
+def known_children(client: Any, experiment: str, parent: str) -> dict[tuple[str, str], tuple[str, str]]:
+    """(trial, attempt) -> (run id, status). A second run of the same attempt, of a lost answer, is deleted."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for run in children_of(client, experiment, parent):
+        tags = run.data.tags
+        known = tags.get("kvknee.trial", ""), tags.get("kvknee.attempt", "")
+        before = found.get(known)
+        if before is not None:
+            spare, kept = (run.info.run_id, before) if before[1] in OVER else (before[0], _head(run))
+            client.delete_run(spare)
+            found[known] = kept
+        else:
+            found[known] = _head(run)
+    return found
+
+
+def _head(run: Any) -> tuple[str, str]:
+    return run.info.run_id, run.info.status
+
+
+def dataset_of(parent: Any) -> tuple[Any, str] | None:
+    """The trace that the sweep's run was given, with its whole hash."""
+    for used in parent.inputs.dataset_inputs if parent.inputs else ():
+        for tag in used.tags:
+            if tag.key == "kvknee.trace_hash":
+                return used.dataset, tag.value
+    return None
+
+
+def children_of(client: Any, experiment: str, parent: str) -> Iterator[Any]:
+    """Every run below a sweep's."""
+    token = None
+    while True:
+        mark = f"tags.`mlflow.parentRunId` = '{parent}'"
+        page = client.search_runs([experiment], mark, max_results=500, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return

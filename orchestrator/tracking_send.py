@@ -1,0 +1,243 @@
+"""Sends entries to MLflow, always the same way for the same entry: sending twice leaves one run.
+
+What is known of the server is forgotten after every failure and asked for anew: a request that was answered by
+nobody may have been carried out all the same.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator import tracking_content as content
+from orchestrator import tracking_registry as registry
+from orchestrator.entries import (
+    MAX_PARAM_CHARS,
+    MAX_TAG_CHARS,
+    Entry,
+    SweepEntry,
+    TrialEntry,
+    cut,
+    metrics_of,
+    params_of,
+    run_status,
+    tags_of,
+)
+from orchestrator.origin import origin_tags
+from orchestrator.redaction import redacted
+from orchestrator.series import series_of
+from orchestrator.tracking_runs import OVER, connected, dataset_of, experiment_of, known_children
+
+_PARAMS_A_BATCH, _METRICS_A_BATCH = 100, 900  # of at most 1,000 entities together
+_CHARS_A_BATCH = 400_000  # of params; a request holds at most a megabyte
+_TEXT_BYTES = 8 << 20
+_TEXTS = ("spec.json", "result.json", "attempt.json", "lost.json", "log.txt")
+_TABLES = ("requests.parquet", "ledger.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """How much of a trial goes to MLflow beside params, metrics and tags."""
+
+    series_points: int = 500  # of each ledger account over the steps; 0: none
+    table_bytes: int = 64 << 20  # parquet files up to this size become artifacts; larger ones are named in a tag
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the runs of one sweep go. `again`: also what stands there already is sent once more."""
+
+    uri: str = field(repr=False)
+    experiment: str
+    artifacts: str | None  # None: the server decides
+    sweep_id: str
+    root: Path  # the sweep's folder
+    again: bool = False
+
+
+class Sender:
+    """Speaks to MLflow, on the writer's thread alone."""
+
+    def __init__(self, target: Target, logged: Logged) -> None:
+        self._target, self._logged = target, logged
+        self._client: Any = None
+        self._experiment = self._parent = ""
+        self._children: dict[tuple[str, str], tuple[str, str]] = {}  # trial, attempt -> run id, status
+        self._sent_again: set[tuple[str, str]] = set()
+        self._dataset: tuple[Any, str] | None = None  # the sweep's trace and its hash
+        self._newest_sweep_entry = -1
+        self._origin = origin_tags()
+
+    def send(self, entry: Entry, key: int) -> None:
+        """Raises whatever MLflow raises; what was known of the server is then forgotten."""
+        try:
+            if self._client is None:
+                self._connect(entry.name if isinstance(entry, SweepEntry) else self._target.root.name)
+            if isinstance(entry, TrialEntry):
+                self._send_trial(entry)
+            else:
+                self._send_sweep(entry, newest=key >= self._newest_sweep_entry or key < 0)
+                self._newest_sweep_entry = max(key, self._newest_sweep_entry)
+        except BaseException:
+            self._client = None
+            raise
+
+    def _connect(self, name: str) -> None:
+        """Find or make experiment and parent, and know the children that exist."""
+        client = connected(self._target.uri)
+        self._experiment = experiment_of(client, self._target.experiment, self._target.artifacts)
+        mark = f"tags.`kvknee.sweep` = '{self._target.sweep_id}'"
+        found = client.search_runs([self._experiment], mark, max_results=1, order_by=["attributes.start_time ASC"])
+        if found:
+            parent = found[0]
+        else:
+            tags = {"kvknee.sweep": self._target.sweep_id, **self._origin}
+            parent = client.create_run(self._experiment, tags=tags, run_name=redacted(name))
+        self._parent = parent.info.run_id
+        self._dataset = self._dataset or dataset_of(parent)
+        self._children = known_children(client, self._experiment, self._parent)
+        self._client = client
+
+    def _send_trial(self, entry: TrialEntry) -> None:
+        tags = {key: redacted(value) for key, value in tags_of(entry).items()}
+        known = tags["kvknee.trial"], tags["kvknee.attempt"]
+        run_id, status = self._children.get(known, ("", ""))
+        if status in OVER and not (self._target.again and known not in self._sent_again):
+            return  # the status is written last: all of it is there
+        if not run_id:
+            name = f"trial {entry.number:04d}" + (f" attempt {entry.attempt}" if entry.attempt > 1 else "")
+            tags |= {"mlflow.parentRunId": self._parent, **self._origin}
+            made = self._client.create_run(self._experiment, entry.started_ms, tags, name)
+            run_id = made.info.run_id
+            self._children[known] = run_id, "RUNNING"
+        metrics = {} if entry.result is None else metrics_of(entry.result)
+        self._log(run_id, params_of(entry.spec), [*_scalars(metrics, entry.ended_ms), *self._series(entry)])
+        self._log_files(run_id, entry)
+        if self._dataset is not None:
+            content.use(self._client, run_id, *self._dataset)
+        self._client.set_terminated(run_id, run_status(entry), entry.ended_ms)
+        self._children[known] = run_id, run_status(entry)
+        self._sent_again.add(known)
+
+    def _log(self, run_id: str, params: Mapping[str, str], metrics: Sequence[Any]) -> None:
+        from mlflow.entities import Param
+
+        some_params = list(_param_chunks([Param(k, redacted(v)) for k, v in sorted(params.items())]))
+        some_metrics = list(_chunks(metrics, _METRICS_A_BATCH))
+        for some, others in zip_longest(some_metrics, some_params, fillvalue=()):
+            self._client.log_batch(run_id, metrics=some, params=others)
+
+    def _series(self, entry: TrialEntry) -> Iterator[Any]:
+        from mlflow.entities import Metric
+
+        for name, step, value in series_of(entry, self._logged.series_points):
+            yield Metric(f"series/{name}", value, entry.ended_ms, step)
+
+    def _log_files(self, run_id: str, entry: TrialEntry) -> None:
+        for name in _TEXTS:
+            self._log_text(run_id, entry.folder / name)
+        left_out = []
+        for path in (entry.folder / name for name in _TABLES):
+            if path.is_file() and path.stat().st_size <= self._logged.table_bytes:
+                self._client.log_artifact(run_id, str(path))
+            elif path.is_file():
+                left_out.append(f"{path.name} ({path.stat().st_size} bytes)")
+        if left_out:
+            self._client.set_tag(run_id, "kvknee.left_out", ", ".join(left_out))
+        if entry.result is not None:
+            self._client.log_dict(run_id, entry.result.ledger.model_dump(mode="json"), "ledger.json")
+            if not (entry.folder / "result.json").is_file():
+                self._client.log_dict(run_id, entry.result.model_dump(mode="json"), "result.json")
+
+    def _log_text(self, run_id: str, path: Path) -> None:
+        """As it is, unless a secret stands in it; of a very long one its end."""
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TEXT_BYTES))
+            text = file.read().decode("utf-8", "replace")
+        shown = redacted(text)
+        if shown == text and path.stat().st_size <= _TEXT_BYTES:
+            self._client.log_artifact(run_id, str(path))
+        else:
+            self._client.log_text(run_id, shown, path.name)
+
+    def _send_sweep(self, entry: SweepEntry, newest: bool) -> None:
+        """Params cannot change in MLflow: a resumed sweep's changed ones are kept as tags beside the first."""
+        from mlflow.entities import RunTag
+
+        run = self._client.get_run(self._parent)
+        params = {k: cut(redacted(v), MAX_PARAM_CHARS) for k, v in entry.params}
+        fresh = {k: v for k, v in params.items() if k not in run.data.params}
+        changed = {f"kvknee.now.{k}": v for k, v in params.items() if run.data.params.get(k, v) != v}
+        tags = {**changed, **dict(entry.tags), "kvknee.sweep_name": entry.name}
+        if entry.recipe is not None and entry.recipe.is_file():
+            tags["kvknee.recipe"] = registry.recipe_folder(entry.recipe)
+        tags |= self._keep_content(entry)
+        texts = {k: cut(redacted(v), MAX_TAG_CHARS) for k, v in sorted(tags.items())}
+        for some in _chunks([RunTag(k, v) for k, v in texts.items()], _PARAMS_A_BATCH):
+            self._client.log_batch(self._parent, tags=some)
+        finite = {k: v for k, v in entry.metrics if np.isfinite(v)}
+        self._log(self._parent, fresh, list(_scalars(finite, entry.ended_ms or run.info.start_time)))
+        self._keep_outcome(entry, newest)
+        if newest and entry.status == "RUNNING":
+            self._client.update_run(self._parent, status="RUNNING")
+        elif newest:  # otherwise a later entry has told already how it stands
+            self._client.set_terminated(self._parent, entry.status, entry.ended_ms)
+
+    def _keep_content(self, entry: SweepEntry) -> dict[str, str]:
+        """The files that trials rest on, and the trace as a dataset; returns tags that say what is missing."""
+        missing = {}
+        for one in entry.content:
+            if why := content.keep(self._client, self._parent, one):
+                missing[f"kvknee.missing.{one.kind}"] = why
+            elif one.kind == "trace":
+                self._dataset = content.dataset(one, self._parent), one.digest
+                content.use(self._client, self._parent, *self._dataset)
+        return missing
+
+    def _keep_outcome(self, entry: SweepEntry, newest: bool) -> None:
+        """Report, summary and the like; the recipe, registered where no later entry knows better."""
+        for path in entry.artifacts:
+            if path.is_file():
+                self._client.log_artifact(self._parent, str(path))
+        if entry.recipe is not None and entry.recipe.is_file():
+            registry.keep_recipe(self._client, self._parent, entry.recipe)
+            if newest:
+                tags = {k: cut(redacted(v), MAX_TAG_CHARS) for k, v in entry.tags if k in _REGISTERED}
+                registry.crown(self._client, self._parent, entry.name, entry.recipe, tags)
+        elif newest and entry.status == "FINISHED":
+            registry.withdraw(self._client, self._parent, entry.name)
+
+
+_REGISTERED = ("kvknee.trace_hash", "kvknee.outcome", "kvknee.sentence", "kvknee.winner", "kvknee.binding")
+
+
+def _scalars(values: Mapping[str, float], at_ms: int) -> Iterator[Any]:
+    from mlflow.entities import Metric
+
+    for key, value in sorted(values.items()):
+        yield Metric(key, value, at_ms, 0)
+
+
+def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]
+
+
+def _param_chunks(params: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """At most 100 of them, and not more characters than a request takes."""
+    some: list[Any] = []
+    chars = 0
+    for param in params:
+        size = len(param.key) + len(param.value)
+        if some and (len(some) == _PARAMS_A_BATCH or chars + size > _CHARS_A_BATCH):
+            yield some
+            some, chars = [], 0
+        some.append(param)
+        chars += size
+    if some:
+        yield some

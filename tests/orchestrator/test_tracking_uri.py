@@ -1,0 +1,99 @@
+"""A tracking URI is absolute, holds no password where it is kept, and is given it back from the environment."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+import yaml
+from fake_rooms import make_sweep
+
+from orchestrator.cli_sweep import run_sweep
+from orchestrator.sweep_file import stored_sweep, sweep_yaml
+from orchestrator.tracking_check import NotReachable, check_store
+from orchestrator.tracking_uri import revealed, settled
+from trials.units import SpecError
+
+DSN, SHOWN = "postgresql://me:s3cret-pw@db:5432/runs", "postgresql://me:***@db:5432/runs"
+
+
+def test_a_relative_database_is_made_absolute_under_the_sweeps_own_folder(tmp_path: Path) -> None:
+    assert settled("sqlite:///runs/a.db", tmp_path) == f"sqlite:///{tmp_path}/runs/a.db"
+    assert settled("sqlite:////srv/a.db", tmp_path) == "sqlite:////srv/a.db"
+    for uri in ("http://host:5000", "https://host/mlflow", DSN, "env:WHERE", "databricks://profile"):
+        assert settled(uri, tmp_path) == uri
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("mlruns", "no longer keeps runs in a folder"),
+        ("file:///tmp/mlruns", r"sqlite:////tmp/mlruns/mlflow\.db"),
+        ("sqlite:///:memory:", "a file is needed"),
+        ("sqlite://", "a file is needed"),
+        ("htp://host", "http"),
+        ("http:///x", "no host"),
+    ],
+)
+def test_what_mlflow_cannot_use_is_refused_with_what_it_can(uri: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=words):
+        settled(uri, tmp_path)
+
+
+def test_a_folder_is_no_database(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is a folder"):
+        settled(f"sqlite:///{tmp_path}", tmp_path)
+
+
+def test_a_password_is_taken_from_the_environment_of_the_same_server_only() -> None:
+    assert revealed(SHOWN, {"MLFLOW_TRACKING_URI": DSN}) == DSN
+    for env in ({}, {"MLFLOW_TRACKING_URI": "postgresql://me:s3cret-pw@other/runs"}):
+        with pytest.raises(SpecError, match="its password is not kept on disk"):
+            revealed(SHOWN, env)
+    assert revealed("env:WHERE", {"WHERE": DSN}) == DSN
+    with pytest.raises(SpecError, match="WHERE is not set"):
+        revealed("env:WHERE", {})
+
+
+def test_sweep_yaml_holds_the_uri_without_its_password_and_reads_back(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, f"tracking.uri={DSN}")
+    assert sweep.config.tracking is not None
+    assert sweep.config.tracking.uri == DSN
+    text = sweep_yaml(sweep)
+    assert "s3cret-pw" not in text + repr(sweep.config) + sweep.config.model_dump_json()
+    assert yaml.safe_load(text)["tracking"] == {"uri": SHOWN}
+    (tmp_path / "sweep.yaml").write_text(text)
+    again = stored_sweep(tmp_path / "sweep.yaml")
+    assert again.config.tracking is not None
+    assert again.config.tracking.uri == SHOWN
+
+
+def test_nobody_listening_is_said_before_the_first_trial_and_nothing_is_written(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, "tracking.uri=http://me:s3cret-pw@127.0.0.1:9")
+    with pytest.raises(NotReachable, match=r"http://me:\*\*\*@127\.0\.0\.1:9: no answer") as refused:
+        run_sweep(tmp_path / "out", sweep, False, lambda _: None)
+    assert "s3cret-pw" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_deleted_experiment_is_said_with_the_way_to_restore_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE experiments (experiment_id INTEGER, name TEXT, lifecycle_stage TEXT)")
+        database.execute("INSERT INTO experiments VALUES (7, 'gone', 'deleted'), (8, 'here', 'active')")
+    check_store(f"sqlite:///{path}", "here")
+    check_store(f"sqlite:///{path}", "new")
+    with pytest.raises(SpecError, match="mlflow experiments restore -x 7"):
+        check_store(f"sqlite:///{path}", "gone")
+
+
+def test_a_damaged_database_is_said_with_the_way_to_rebuild_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    path.write_bytes(b"this is no database" * 100)
+    with pytest.raises(SpecError, match="--rebuild-tracking"):
+        check_store(f"sqlite:///{path}", "any")
+
+
+def test_a_file_where_a_folder_is_needed_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(NotReachable):
+        check_store(f"sqlite:///{tmp_path}/file/m.db", "any")
