@@ -15,7 +15,7 @@ from orchestrator import control_faults as faults
 from orchestrator.control_scenes import SCALES, Scale, make_spec, open_engine, small_trace
 from orchestrator.control_upgrade import upgrade
 from trials.engine import Work
-from trials.ledger import check_row
+from trials.recount import check_row
 
 BOUND_LENGTHS = (1, 15, 16, 17, 63)
 

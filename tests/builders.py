@@ -10,8 +10,8 @@ from trials.content import Content
 from trials.engine import DeviceBytes, EngineFacts, PoolGeometry, StepShape, Work
 from trials.engines.own import PagedEngine, effective_knobs
 from trials.engines.simulator import Modelled
-from trials.ledger import check_row
 from trials.plan import Plan
+from trials.recount import check_row
 from trials.spec import PoolPolicy
 from trials.trace import STARTS, Ragged, Trace, TraceMeta, make_trace
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from trials.content import Content
 from trials.engine import Engine, Outcome, Step, Work
-from trials.ledger import check_row
 from trials.ragged import Ragged
+from trials.recount import check_row
 from trials.spec import TrialSpec, trial_spec
 from trials.trace import STARTS, Trace, TraceMeta, make_trace, with_links
 

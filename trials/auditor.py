@@ -5,16 +5,19 @@ moment that was asked for, and the end. All lie between two steps.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from trials.engine import Audit, Cause, Engine, Step
-from trials.ledger import check_row
 from trials.ownership import ASKED, BROKEN, FIRST_REFUSAL, PEAK
 from trials.recorder import Recorder
 from trials.recording import Snapshot
+from trials.recount import check_rows
 
 MEAN_AUDIT_GAP = 1024  # steps between audits, seeded
 PEAK_STEP = 32  # a new peak is audited when it has grown by this fraction of the pool
+_T = TypeVar("_T")
 KEPT_OUT = tuple(int(c) for c in (Cause.MEMORY, Cause.WATERMARK, Cause.SLOTS, Cause.HEAD_OF_LINE))
 
 
@@ -39,7 +42,7 @@ class Auditor:
 
     def visit(self, step: Step, index: int, now: int) -> bool:
         """Between two steps: recount if this is a place to look at. True if it was."""
-        available = step.ledger[0].cached_blocks + step.ledger[0].free_blocks
+        available = sum(row.cached_blocks + row.free_blocks for row in self._of_pool(step.ledger))
         due = index > self._seeded or available < self.below
         moments = []
         if self.unrefused and step.refusal.cause in KEPT_OUT:
@@ -78,24 +81,27 @@ class Auditor:
     def look(self, index: int, now: int = -1, moments: list[str] | None = None) -> None:
         """Recount now, between two steps, and compare with the running accounts; keep the tables of `moments`."""
         audit, rows = self.engine.audit(), self.engine.ledger()
-        facts, kept = self.engine.facts, list(moments or [])
+        kept = list(moments or [])
         self.recorder.audited_steps += 1
-        for number, (row, group) in enumerate(zip(rows, audit.groups, strict=True)):
-            geometry = facts.groups[number // facts.ranks]
-            said = check_row(row, group, geometry)
-            self.recorder.broken_laws += [f"step {index}: group {row.group} rank {row.rank}: {x}" for x in said]
-            if said and BROKEN not in self.snapshots:
-                kept.append(BROKEN)
+        said = check_rows(rows, audit.groups, self.engine.facts)
+        self.recorder.broken_laws += [f"step {index}: {words}" for words in said]
+        if said and BROKEN not in self.snapshots:
+            kept.append(BROKEN)
         self._device(audit)
         if self._is_peak(audit):
             kept.append(PEAK)
         for moment in kept:
             self.snapshots[moment] = Snapshot(moment, index, now, audit.groups)
 
+    def _of_pool(self, lanes: Sequence[_T]) -> Sequence[_T]:
+        """Those of all (group, rank) pairs that are of the first rank's first pool."""
+        facts = self.engine.facts
+        return lanes[:: facts.ranks] if facts.shared_pool else lanes[:1]
+
     def _is_peak(self, audit: Audit) -> bool:
         """Whether more blocks are live than at any audited moment before."""
-        group = audit.groups[0]
-        idle = len(group.free) + len(group.cached) + len(group.reserve)
+        groups = self._of_pool(audit.groups)
+        idle = sum(len(group.free) + len(group.cached) + len(group.reserve) for group in groups)
         live = self.engine.facts.groups[0].num_blocks - idle
         if live <= self._peak:
             return False

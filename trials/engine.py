@@ -214,7 +214,8 @@ class EngineFacts:
     @property
     def reuse_quantum_tokens(self) -> int:
         """Prefix hits of the whole model are multiples of this: what is a multiple for every group. 0: none."""
-        return lcm(*(group.reuse_quantum_tokens for group in self.groups))
+        quanta = [group.reuse_quantum_tokens for group in self.groups if group.reuse_quantum_tokens]
+        return lcm(*quanta) if quanta else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where every byte of the pool is: running accounts moved by events, and the recount that shares no code with them.
+"""Where every byte of the pool is: running accounts moved by events, and what they are in bytes.
 
 Each event moves tokens or blocks from one account to another; the sum cannot change but by a mistake, and a
 mistake shows, because no account is computed as a difference of others.
@@ -8,19 +8,14 @@ mistake shows, because no account is computed as a difference of others.
 """
 
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
-from trials.engine import GroupAudit, LedgerRow, PoolGeometry
+from trials.engine import LedgerRow, PoolGeometry
 from trials.recording import Ints
 
 _new = tuple.__new__  # a named tuple in half the time of its own constructor: one is made every step
 ACCOUNTS = ("payload", "tail_slack", "reserved_ahead", "cached", "free", "reserve", "padding", "remainder")
-
-
-class LedgerError(RuntimeError):
-    """Accounts and recount disagree, or do not add up to the pool; carries the row."""
 
 
 @dataclass(slots=True)
@@ -116,99 +111,44 @@ class Accounts:
         return row
 
 
-def recount(audit: GroupAudit, geometry: PoolGeometry) -> dict[str, int]:
-    """The accounts counted from raw tables and queues alone. Raises LedgerError where a law of blocks is broken.
+def lane_bytes(
+    ledger: dict[str, Ints], groups: tuple[PoolGeometry, ...], ranks: int = 1, shared: bool = False
+) -> list[dict[str, Ints]]:
+    """Byte accounts a step, [S] int64, of every (group, rank) in the order of `ledger`.
 
-    Source of the method: count what each physical block holds at most once, whoever points at it.
+    Of groups that share a pool (`shared`), a block that no group has is free or in reserve with all its bytes, and
+    is booked in the first; padding comes with the group that takes a block, and goes with its content.
     """
-    size, blocks = geometry.block_size, geometry.num_blocks
-    _check_tables(audit, size)
-    ids = _ids(list(chain.from_iterable(audit.tables.values())), blocks)
-    lengths = np.array([len(table) for table in audit.tables.values()], np.int64)
-    held = np.array([audit.held_tokens[row] for row in audit.tables], np.int64)
-    places = np.arange(len(ids), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    fill = np.zeros(blocks, np.int64)
-    np.maximum.at(fill, ids, np.clip(np.repeat(held, lengths) - places * size, 0, size))
-    owners = np.bincount(ids, minlength=blocks)
-    states = np.bincount(_ids([*audit.free, *audit.cached, *audit.reserve], blocks), minlength=blocks)
-    wrong = np.flatnonzero(states + (owners > 0) != 1)
-    if len(wrong):
-        block = int(wrong[0])
-        raise LedgerError(
-            f"block {block} ({len(wrong)} such) has {int(owners[block])} owners and is in "
-            f"{int(states[block])} of the queues free, cached, reserve; exactly one state is lawful"
-        )
-    live, ahead = owners > 0, sum(audit.reserved_ahead.values())
-    return {
-        "payload_tokens": int(fill.sum()),
-        "tail_slack_tokens": int((size - fill[live]).sum()) - ahead,
-        "reserved_ahead_tokens": ahead,
-        "cached_blocks": len(audit.cached),
-        "free_blocks": len(audit.free),
-        "reserve_blocks": len(audit.reserve),
-        "logical_tokens": sum(audit.held_tokens.values()),
-        "live_blocks": int(live.sum()),
-    }
-
-
-def _check_tables(audit: GroupAudit, size: int) -> None:
-    """n tokens take as many blocks as hold them and what is reserved ahead, never one more."""
-    for row, table in audit.tables.items():
-        tokens, ahead = audit.held_tokens[row], audit.reserved_ahead.get(row, 0)
-        need = -(-(tokens + ahead) // size)
-        if len(table) != need:
-            found = f"only {len(table)}" if len(table) < need else f"{len(table)}"
-            raise LedgerError(
-                f"row {row} holds {tokens} tokens, {ahead} more reserved, in {found} blocks of {size}; "
-                f"it is to have {need}"
-            )
-
-
-def _ids(blocks: list[int], num_blocks: int) -> Ints:
-    """Block ids as an array, every one of them a block of the pool."""
-    ids = np.fromiter(blocks, np.int64, len(blocks))  # an eighth of the time of np.array, for a long list
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_blocks:
-        raise LedgerError(f"blocks {int(ids.min())} .. {int(ids.max())} in a pool of {num_blocks}")
-    return ids
-
-
-def check_row(row: LedgerRow, audit: GroupAudit, geometry: PoolGeometry) -> list[str]:
-    """What the running accounts say against the recount, as sentences; empty when they agree."""
-    try:
-        counted = recount(audit, geometry)
-    except LedgerError as error:
-        return [str(error)]
+    lanes = len(groups) * ranks
     out = []
-    for name, value in counted.items():
-        said = getattr(row, name, None)
-        if said is not None and said != value:
-            out.append(f"account {name}: running {said}, recounted {value}")
-    return out
-
-
-def account_bytes(ledger: dict[str, Ints], groups: tuple[PoolGeometry, ...], ranks: int = 1) -> dict[str, Ints]:
-    """Byte accounts a step, [S] int64, summed over groups and ranks; `ledger` has S * groups * ranks rows."""
-    per_step = len(groups) * ranks
-    order = {(g, r): g * ranks + r for g in range(len(groups)) for r in range(ranks)}
-    total: dict[str, Ints] = {}
-    for (g, _), at in order.items():
-        geometry = groups[g]
-        rows = {name: column[at::per_step] for name, column in ledger.items()}
-        size, block = geometry.bytes_per_token, geometry.block_size * geometry.bytes_per_token
-        ones = np.ones(len(rows["payload_tokens"]), np.int64)
-        part = {
+    for lane in range(lanes):
+        rows, geometry = {name: column[lane::lanes] for name, column in ledger.items()}, groups[lane // ranks]
+        of_pool = shared and lane // ranks > 0  # the pool is booked in the first group
+        ones = np.full(len(rows["payload_tokens"]), 0 if of_pool else 1, np.int64)
+        size, block = geometry.bytes_per_token, geometry.slots * geometry.bytes_per_token
+        held = rows["payload_tokens"] + rows["tail_slack_tokens"] + rows["reserved_ahead_tokens"]
+        padded = held // geometry.slots + rows["cached_blocks"] if shared else ones * geometry.num_blocks
+        blank = geometry.block_bytes if shared else block
+        out.append({
             "payload": rows["payload_tokens"] * size,
             "tail_slack": rows["tail_slack_tokens"] * size,
             "reserved_ahead": rows["reserved_ahead_tokens"] * size,
             "cached": rows["cached_blocks"] * block,
-            "free": rows["free_blocks"] * block,
-            "reserve": rows["reserve_blocks"] * block,
-            "padding": ones * (geometry.padding_bytes_per_block * geometry.num_blocks),
+            "free": rows["free_blocks"] * blank,
+            "reserve": rows["reserve_blocks"] * blank,
+            "padding": padded * geometry.padding_bytes_per_block,
             "remainder": ones * geometry.remainder_bytes,
             "pool_bytes": ones * geometry.pool_bytes,
-        }
-        total = {name: total[name] + value if total else value for name, value in part.items()}
-    return total
+        })  # fmt: skip
+    return out
+
+
+def account_bytes(
+    ledger: dict[str, Ints], groups: tuple[PoolGeometry, ...], ranks: int = 1, shared: bool = False
+) -> dict[str, Ints]:
+    """Byte accounts a step, [S] int64, summed over groups and ranks; `ledger` has S * groups * ranks rows."""
+    parts = lane_bytes(ledger, groups, ranks, shared)
+    return {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
 
 
 def unbalanced_rows(accounts: dict[str, Ints]) -> Ints:

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from trials.engine import EngineFacts
-from trials.ledger import account_bytes, unbalanced_rows
+from trials.engine import EngineFacts, PoolGeometry
+from trials.ledger import ACCOUNTS as PARTS
+from trials.ledger import account_bytes, lane_bytes, unbalanced_rows
 from trials.percentiles import integral, spread
 from trials.recording import LEDGER_COLUMNS, Ints, Replay
 from trials.result import Accounts, Ledger
@@ -22,7 +23,7 @@ class Held:
 
     lasted_ns: Ints  # [S] ns of each row that lie inside the window
     accounts: dict[str, Ints]  # [S] bytes by account, summed over the lanes
-    lane: dict[str, Ints]  # [S] ledger columns of the first lane: token counts are the same in every lane
+    lane: dict[str, Ints]  # [S] ledger columns of one pool: tokens of its token group, blocks of all its groups
 
     @property
     def seconds(self) -> float:
@@ -48,19 +49,30 @@ def held(replay: Replay, facts: EngineFacts) -> Held:
         raise ValueError(f"the ledger has {rows} rows for {len(start)} steps of {lanes} (group, rank) pairs")
     return Held(
         lasted_ns=np.maximum(lasted, 0),
-        accounts=account_bytes(replay.ledger, facts.groups, facts.ranks),
-        lane=_lane(replay, facts, 0),
+        accounts=account_bytes(replay.ledger, facts.groups, facts.ranks, facts.shared_pool),
+        lane=_lane(replay, facts),
     )
 
 
-def _lane(replay: Replay, facts: EngineFacts, at: int) -> dict[str, Ints]:
+def _lane(replay: Replay, facts: EngineFacts) -> dict[str, Ints]:
+    """Tokens of the token group and blocks of the pool, both on the first rank."""
     lanes = len(facts.groups) * facts.ranks
-    return {name: column[at::lanes] for name, column in replay.ledger.items()}
+    rows = {name: column[facts.token_group * facts.ranks :: lanes] for name, column in replay.ledger.items()}
+    if facts.shared_pool:
+        for name in ("cached_blocks", "free_blocks", "reserve_blocks"):
+            every = replay.ledger[name].reshape(-1, len(facts.groups), facts.ranks)
+            rows[name] = np.ascontiguousarray(every[:, :, 0].sum(axis=1))
+    return rows
+
+
+def _said(group: PoolGeometry) -> dict[str, int | str]:
+    """Its fields, without those that are as in every pool of a plain model: digests of such stay what they were."""
+    return {f.name: getattr(group, f.name) for f in fields(group) if getattr(group, f.name) != f.default}
 
 
 def rows_digest(replay: Replay, facts: EngineFacts) -> str:
     """SHA-256 of every account column of every row, event counts and geometry included; no time enters it."""
-    geometry = [asdict(group) for group in facts.groups]
+    geometry = [_said(group) for group in facts.groups]
     head = json.dumps([LEDGER_COLUMNS, geometry, facts.ranks], sort_keys=True)
     digest = hashlib.sha256(head.encode())
     for name in LEDGER_COLUMNS:
@@ -69,10 +81,34 @@ def rows_digest(replay: Replay, facts: EngineFacts) -> str:
 
 
 def count_unbalanced(replay: Replay, facts: EngineFacts) -> int:
-    """Ledger rows, over all lanes and all of the replay, whose accounts are not the pool to the byte."""
-    lanes = [(group, _lane(replay, facts, g * facts.ranks + rank))
-             for g, group in enumerate(facts.groups) for rank in range(facts.ranks)]  # fmt: skip
-    return sum(len(unbalanced_rows(account_bytes(lane, (group,), 1))) for group, lane in lanes)
+    """Rows, over all pools and all of the replay, whose accounts are not the pool to the byte."""
+    return sum(len(unbalanced_rows(accounts)) for _, accounts in pool_accounts(replay, facts))
+
+
+def pool_accounts(replay: Replay, facts: EngineFacts) -> list[tuple[str, dict[str, Ints]]]:
+    """(name, byte accounts [S]) of every pool: one a (group, rank), or one a rank where its groups share it."""
+    lanes = lane_bytes(replay.ledger, facts.groups, facts.ranks, facts.shared_pool)
+    if not facts.shared_pool:
+        return [(f"group {i // facts.ranks} rank {i % facts.ranks}", part) for i, part in enumerate(lanes)]
+    return [
+        (f"rank {r}", {name: np.sum([part[name] for part in lanes[r :: facts.ranks]], axis=0) for name in lanes[0]})
+        for r in range(facts.ranks)
+    ]
+
+
+def pool_residuals(replay: Replay, facts: EngineFacts) -> list[str]:
+    """Pools whose accounts do not add up, as sentences: the largest residual, signed, and where it was."""
+    out = []
+    for name, accounts in pool_accounts(replay, facts):
+        wrong = unbalanced_rows(accounts)
+        if len(wrong):
+            over = sum(accounts[account] for account in PARTS) - accounts["pool_bytes"]
+            at = int(np.argmax(np.abs(over)))
+            out.append(
+                f"{len(wrong)} ledger rows do not add up to the pool of {name}: {int(over[at]):+} bytes in row "
+                f"{at}, first in row {int(wrong[0])}"
+            )
+    return out
 
 
 def _peak(seen: Held) -> tuple[int, Accounts]:
@@ -95,11 +131,11 @@ def ledger(replay: Replay, facts: EngineFacts, seen: Held) -> Ledger:
     means = {name: seen.time_mean(seen.accounts[name]) for name in ACCOUNTS}
     peak_step, peak = _peak(seen)
     first = facts.groups[0]
-    pool = sum(group.pool_bytes for group in facts.groups) * facts.ranks
+    pool = facts.pool_bytes
     return Ledger(
         time_mean=means, peak=peak, peak_step=peak_step, unbalanced_rows=count_unbalanced(replay, facts),
         logical_live_tokens=logical, physical_live_tokens=physical, allocated_slots=allocated,
-        pool_slots=first.num_blocks * first.block_size,
+        pool_slots=0 if facts.shared_pool else first.num_blocks * first.block_size,
         slots_per_live_token=allocated.mean / logical.mean if logical.mean else 0.0,
         useful_pool_ratio=means["payload"] / pool if pool else 0.0,
         device=dict(replay.device), residual_bytes=replay.device.get("residual", 0),

@@ -52,7 +52,7 @@ def write_ledger(recorded: list[Replay], facts: EngineFacts, path: Path) -> None
     per_step = len(facts.groups) * facts.ranks
     tables = []
     for one in recorded:
-        accounts = account_bytes(one.ledger, facts.groups, facts.ranks)
+        accounts = account_bytes(one.ledger, facts.groups, facts.ranks, facts.shared_pool)
         count = len(one.steps["start_ns"])
         raw = {
             name: one.ledger[name].reshape(count, per_step).sum(axis=1)

@@ -28,6 +28,7 @@ from trials.engines import domain_of, engine_module
 from trials.fingerprint import engine_hash, environment, file_digest, spec_hash, trace_hash
 from trials.geometry import block_table_bytes
 from trials.ladder import Asked, Locks, Outcome, run
+from trials.occupancy import pool_residuals
 from trials.pool_size import Sized, size_pool
 from trials.result import Effective, Hashes, Ledger, TrialResult, save_result
 from trials.spec import MODELLED, TrialSpec, explain
@@ -166,18 +167,19 @@ def warnings_of(done: Sized, spec: TrialSpec) -> tuple[str, ...]:
     if not step_time.startswith("table:"):
         return ()
     table, decides = load_table(Path(step_time.removeprefix("table:"))), done.outcome.replays[done.outcome.decides]
-    words = outside(table, decides.replay.steps, done.facts.groups[0].block_size)
+    words = outside(table, decides.replay.steps, done.facts.groups[done.facts.token_group].block_size)
     return (words,) if words else ()
 
 
 def effective(facts: EngineFacts, spec: TrialSpec) -> Effective:
     """What the trial is credited with, read back from the engine."""
-    group = facts.groups[0]
+    group = facts.groups[facts.token_group]
     knobs = dict(facts.effective)
     return Effective(
         block_size=group.block_size, kernel_block_size=group.kernel_block_size, num_blocks=group.num_blocks,
-        reserve_blocks=group.reserve_blocks, pool_bytes=group.pool_bytes, bytes_per_token=group.bytes_per_token,
-        reuse_quantum_tokens=group.reuse_quantum_tokens, block_table_bytes=block_table_bytes(spec),
+        reserve_blocks=group.reserve_blocks, pool_bytes=facts.pool_bytes,
+        bytes_per_token=sum(g.bytes_per_token for g in facts.groups if g.slot_tokens == 1) * facts.ranks,
+        reuse_quantum_tokens=facts.reuse_quantum_tokens, block_table_bytes=block_table_bytes(spec),
         layout=knobs.get("layout", "paged"), knobs=knobs, not_applicable=facts.not_applicable,
     )  # fmt: skip
 
@@ -192,10 +194,7 @@ def ineligible(outcome: Outcome, facts: EngineFacts) -> list[str]:
         reasons += [f"{name}: void: {why}" for why in measured.result.void_because]
         if measured.replay.failed:
             reasons.append(f"{name}: {measured.replay.failed}")
-        if measured.result.ledger.unbalanced_rows:
-            reasons.append(
-                f"{name}: {measured.result.ledger.unbalanced_rows} ledger rows do not add up to the pool"
-            )
+        reasons += [f"{name}: {said}" for said in pool_residuals(measured.replay, facts)]
         book = measured.result.ledger
         reasons += [f"{name}: {said}" for said in (_residual(book, facts), pool_residual(book, facts)) if said]
         reasons += [f"{name}: {said}" for said in unapplied(measured.replay, facts)]
@@ -226,8 +225,8 @@ def pool_residual(ledger: Ledger, facts: EngineFacts) -> str:
     Whole blocks or all of the pool may stand on the device: the remainder is allocated by some engines only.
     """
     found = ledger.device.get("pool", 0)
-    said = sum(group.pool_bytes for group in facts.groups) * facts.ranks
-    whole = said - sum(max(group.remainder_bytes, 0) for group in facts.groups) * facts.ranks
+    said = facts.pool_bytes
+    whole = said - sum(max(pool.remainder_bytes, 0) for pool in facts.pools) * facts.ranks
     if not found or whole <= found <= said:
         return ""
     return f"the pool has {found} bytes on the device, the ledger {said}: {found - said:+} bytes are in no account"

@@ -14,9 +14,9 @@ from tests.builders import build_trace
 from trials.content import Content
 from trials.engine import Engine, Outcome, Refused, Step, Work
 from trials.engines import engine_module
-from trials.ledger import check_row
 from trials.load import Offer, offer
 from trials.recording import Replay
+from trials.recount import check_row
 from trials.replay import replay
 from trials.spec import Load, TraceSpec, TrialSpec, trial_spec
 from trials.trace import Trace

@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 
 from trials.block_pool import BlockPool
 from trials.engine import GroupAudit, PoolGeometry
-from trials.ledger import check_row
 from trials.prefix_index import ROOT
+from trials.recount import check_row
 
 Tokens = tuple[int, ...]
 

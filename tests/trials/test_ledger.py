@@ -15,8 +15,9 @@ from tests.reference import PlainEngine
 from tests.trials.test_scheduler import compare
 from trials.content import Content
 from trials.engine import GroupAudit, PoolGeometry, Work
-from trials.ledger import ACCOUNTS, LedgerError, account_bytes, check_row, recount, unbalanced_rows
+from trials.ledger import ACCOUNTS, account_bytes, unbalanced_rows
 from trials.recording import LEDGER_COLUMNS
+from trials.recount import LedgerError, check_row, recount
 from trials.spec import PoolPolicy
 
 SOURCE = Path(trials.ledger.__file__)

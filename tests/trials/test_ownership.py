@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 from builders import MS, build_engine, build_trace
 
 from trials.engine import GroupAudit
-from trials.ledger import recount
 from trials.load import Offer, offer
 from trials.ownership import STATES, ownership
 from trials.recording import Replay
+from trials.recount import recount
 from trials.replay import replay
 from trials.spec import Load, PoolPolicy, TraceSpec
 from trials.tables import write_ownership
