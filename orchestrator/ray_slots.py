@@ -22,6 +22,7 @@ from orchestrator.launch import WORKER, Launch, Outcome, follow
 from orchestrator.package import Package, install, pack
 from orchestrator.parcel import Parcel, ParcelDamaged, collect, deliver
 from orchestrator.process_group import Deadlines
+from orchestrator.reach import require_reachable
 from trials.spec import TrialSpec
 
 _STORE_BYTES = 100_000_000  # results are KB to MB; Ray would take 30 % of the memory
@@ -92,6 +93,7 @@ def start_ray(address: str | None, cpus: int, gpus: int | None = None) -> bool:
         return False
     quiet = {"log_to_driver": False, "configure_logging": True, "logging_level": "error"}
     if address is not None:
+        require_reachable(address)
         ray.init(address=address, **quiet)
         return False
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
