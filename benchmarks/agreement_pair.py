@@ -1,4 +1,4 @@
-"""Two engines, one load: driven side by side and compared after every step, or one against the kept run of another."""
+"""Two engines, one load: side by side and compared after every step, or one against the kept run of another."""
 
 import random
 import sys

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from trials.engines.kernels import paged, threads
+from trials.engines.kernels.batch import BadBlock, check_blocks
 from trials.engines.kernels.calls import (
-    BadBlock,
     as_stored,
-    check_blocks,
     compile_kernels,
     dense_decode,
     new_pool,

@@ -29,6 +29,27 @@ def own_identity(
     }
 
 
+def cuda_name() -> str:
+    """GPU, its driver and torch's CUDA, as one line; says so where torch sees none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    version = Path("/proc/driver/nvidia/version")
+    driver = "unknown"
+    if version.exists():
+        numbers = [word for word in version.read_text(errors="replace").split() if word.replace(".", "").isdigit()]
+        driver = next((word for word in numbers if "." in word), driver)
+    return f"{torch.cuda.get_device_name()}, driver {driver}, CUDA {torch.version.cuda}"
+
+
+def cuda_there() -> bool:
+    """Whether torch sees a CUDA device."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
 def processor_name() -> str:
     """The CPU's own name where the system tells it."""
     cpuinfo = Path("/proc/cpuinfo")

@@ -1,6 +1,7 @@
 """torch_paged: our scheduler and pool, executed with real tensors on this machine."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,19 @@ from numpy.typing import NDArray
 
 from trials.content import Content
 from trials.engine import Engine, EngineFacts, Refused
-from trials.engines.identity import own_identity, processor_name
-from trials.engines.kernels.config import TorchConfig
+from trials.engines.identity import cuda_name, cuda_there, own_identity, processor_name
+from trials.engines.kernels.choice import DENSE, KERNELS, choose
+from trials.engines.kernels.config import TorchConfig, kernel_block_size
 from trials.engines.kernels.threads import prepare_process
 from trials.engines.own import PagedEngine, effective_knobs
 from trials.fingerprint import engine_hash
 from trials.geometry import pool_geometry
 from trials.spec import TrialSpec
+from trials.units import nearest
 
 _HERE = Path(__file__).parent
 FILES = (
-    "engines/torch_engine.py", "engines/torch_model.py", "engines/torch_paged.py",
+    "engines/torch_device.py", "engines/torch_engine.py", "engines/torch_model.py", "engines/torch_paged.py",
     *(f"engines/kernels/{path.name}" for path in sorted((_HERE / "kernels").glob("*.py"))),
 )  # fmt: skip
 
@@ -30,7 +33,19 @@ def prepare(spec: TrialSpec) -> None:
 
 
 def identity(spec: TrialSpec) -> Mapping[str, Any]:
-    return own_identity(spec, FILES, ["torch", "numba", "numpy"], processor_name())
+    kernel, _ = kernel_of(spec)
+    named = {"engine": spec.engine.model_copy(update={"args": {**spec.engine.args, "kernel": kernel}})}
+    found = KERNELS[kernel].distributions if kernel in KERNELS else ("torch",)
+    device = cuda_name() if spec.engine.device == "cuda" else processor_name()
+    return own_identity(spec.model_copy(update=named), FILES, found, device)
+
+
+def kernel_of(spec: TrialSpec) -> tuple[str, str | None]:
+    """(the kernel that pages, None), or (its name, why it cannot be had). A candidate's layout is not asked."""
+    unknown = sorted(set(spec.engine.args) - {"kernel"})
+    if unknown:
+        return "none", f"torch_paged has no argument {unknown[0]!r}; {nearest(unknown[0], ['kernel'])}"
+    return choose(spec.engine.device, spec.engine.args.get("kernel"))
 
 
 def open(spec: TrialSpec, content: Content) -> Engine | Refused:
@@ -40,9 +55,14 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     geometry = pool_geometry(spec)
     if isinstance(geometry, str):
         return Refused(geometry)
-    if spec.engine.device != "cpu":
-        return Refused(f"torch_paged runs on cpu here, not on {spec.engine.device}")
-    policy, vocab = spec.policy, spec.model.vocab_size
+    kernel, why = kernel_of(spec)
+    if why is not None:
+        return Refused(f"torch_paged: {why}")
+    device, policy, vocab = spec.engine.device, spec.policy, spec.model.vocab_size
+    if device == "cuda" and not cuda_there():
+        return Refused(
+            "torch_paged: torch sees no CUDA device here; use engine.device: cpu, or a machine with a GPU"
+        )
     if policy.layout == "virtual":
         return Refused(
             "torch_paged has no virtual memory to map pages in: layout virtual is geometry, for the simulator; "
@@ -52,7 +72,8 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     config = TorchConfig(
         model=spec.model, geometry=geometry, layout=policy.layout, max_num_seqs=policy.max_num_seqs,
         max_model_len=policy.max_model_len, max_num_batched_tokens=policy.max_num_batched_tokens,
-        threads=spec.engine.threads, seed=spec.seed, clock=clock,
+        threads=spec.engine.threads, seed=spec.seed, clock=clock, device=device,
+        kernel=DENSE[device] if policy.layout == "contiguous" else kernel,
     )  # fmt: skip
 
     def tokens_of(row: int) -> NDArray[np.int64]:
@@ -63,7 +84,8 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
         return execution
     facts = EngineFacts(
         name="torch_paged", engine_hash=engine_hash(identity(spec)), evidence="measured", clock=clock,
-        groups=(geometry,), ranks=1, effective=effective_knobs(policy, geometry),
+        groups=(replace(geometry, kernel_block_size=kernel_block_size(config)),), ranks=1,
+        effective=tuple(sorted((*effective_knobs(policy, geometry), ("kernel", config.kernel)))),
         max_model_len=policy.max_model_len,
     )  # fmt: skip
     return PagedEngine(facts, policy, content, execution, execution.start_up)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from trials.model import ModelSpec
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 EPSILON = 1e-6
 ROPE_BASE = 10_000.0
 _RESIDUAL_GAIN = 0.3  # keeps the residual stream from drowning the token that entered it
@@ -47,18 +48,20 @@ class Weights:
 
 
 def random_weights(spec: ModelSpec, seed: int, tied: bool = False, device: str = "cpu") -> Weights:
-    """Gaussian weights of the spec's shape, scaled by fan-in. The same seed gives the same weights everywhere."""
+    """Gaussian weights of the spec's shape and dtype, scaled by fan-in. The same seed gives the same weights
+    everywhere, rounded to the dtype: they are drawn on the host, in float32."""
+    dtype = DTYPES[spec.dtype]
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        return (torch.randn(rows, columns, generator=generator) * (gain * columns**-0.5)).to(device)
+        return (torch.randn(rows, columns, generator=generator) * (gain * columns**-0.5)).to(device, dtype)
 
     def ones() -> torch.Tensor:
-        return torch.ones(spec.hidden_size, device=device)
+        return torch.ones(spec.hidden_size, dtype=dtype, device=device)
 
     attention = spec.num_query_heads * spec.head_dim
     fused = attention + 2 * spec.num_kv_heads * spec.head_dim
-    embedding_VC = torch.randn(spec.vocab_size, spec.hidden_size, generator=generator).to(device)
+    embedding_VC = torch.randn(spec.vocab_size, spec.hidden_size, generator=generator).to(device, dtype)
     layers = tuple(
         Layer(
             norm_in_C=ones(),
@@ -87,12 +90,12 @@ class LlamaModel:
     def __init__(self, spec: ModelSpec, weights: Weights, max_tokens: int, max_samples: int) -> None:
         self.spec = spec
         self.weights = weights
-        device = weights.norm_C.device
+        device, dtype = weights.norm_C.device, weights.norm_C.dtype
         attention = spec.num_query_heads * spec.head_dim
         fused = attention + 2 * spec.num_kv_heads * spec.head_dim
 
         def buffer(rows: int, columns: int) -> torch.Tensor:
-            return torch.empty(rows, columns, device=device).fill_(0.0)
+            return torch.empty(rows, columns, dtype=dtype, device=device).fill_(0.0)
 
         self._hidden = buffer(max_tokens, spec.hidden_size)
         self._fused = buffer(max_tokens, fused)
@@ -124,18 +127,19 @@ class LlamaModel:
     def _norm(self, x_TC: torch.Tensor, weight_C: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x_TC, (self.spec.hidden_size,), weight_C, EPSILON)
 
-    @property
-    def weights_bytes(self) -> int:
+    def weight_tensors(self) -> list[torch.Tensor]:
+        """All weights, the head too where it is the embedding."""
         weights = self.weights
-        tensors = [weights.embedding_VC, weights.norm_C]
-        tensors += [getattr(layer, name) for layer in weights.layers for name in Layer.__slots__]
-        if weights.head_VC is not weights.embedding_VC:
-            tensors.append(weights.head_VC)
-        return storage_bytes(tensors)
+        every = [getattr(layer, name) for layer in weights.layers for name in Layer.__slots__]
+        return [weights.embedding_VC, weights.norm_C, weights.head_VC, *every]
 
     @property
-    def workspace_bytes(self) -> int:
-        return storage_bytes([self._hidden, self._fused, self._attended, self._gate_up, self._logits])
+    def weights_bytes(self) -> int:
+        return storage_bytes(self.weight_tensors())
+
+    def buffers(self) -> list[torch.Tensor]:
+        """What a step is computed in."""
+        return [self._hidden, self._fused, self._attended, self._gate_up, self._logits]
 
 
 def storage_bytes(tensors: list[torch.Tensor]) -> int:

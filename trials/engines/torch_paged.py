@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from trials.engine import DeviceBytes, EngineStart, PoolGeometry, Refused
-from trials.engines.kernels.attention import CLOCKS, Batch, Ids, PagedAttention, Span
-from trials.engines.kernels.calls import ThreadsUnavailable, compile_kernels
-from trials.engines.kernels.config import TorchConfig, why_refused
+from trials.engines.kernels.batch import CLOCKS, Attention, BadBlock, Batch, CannotRun, Ids, Span
+from trials.engines.kernels.config import CPU_KERNELS, TorchConfig, why_refused
 from trials.engines.kernels.rehearsal import rehearsals
-from trials.engines.kernels.resident import PeakResident, release_freed_memory, resident_bytes
+from trials.engines.kernels.resident import release_freed_memory
+from trials.engines.torch_device import Tensors, TorchDevice, occupied
 from trials.engines.torch_model import LlamaModel, random_weights
 from trials.plan import Chunk, Plan, Run
 
@@ -49,7 +49,7 @@ class _Row:
 
 
 class TorchExecution:
-    """An `Execution` (trials/plan.py) on CPU tensors. Build with `open_execution`, then `warm_up()` once."""
+    """An `Execution` (trials/plan.py) on tensors. Build with `open_execution`, then `warm_up()` once."""
 
     def __init__(self, config: TorchConfig, tokens_of: TokensOf, inherits: Inherits = nobody) -> None:
         self.config = config
@@ -57,16 +57,22 @@ class TorchExecution:
         self._inherits = inherits
         torch.set_num_threads(config.threads)
         torch.set_flush_denormal(True)  # a denormal key makes the kernel 25 times slower
-        compile_s = compile_kernels(config.model.kv_dtype, config.threads)
+        compile_s = _compiled(config)
         release_freed_memory()
-        self._baseline_bytes = resident_bytes()
+        if config.device == "cuda":
+            torch.cuda.empty_cache()
+        baseline = occupied(config.device)
         begin = time.perf_counter()
-        weights = random_weights(config.model, config.seed, config.tied)
+        weights = random_weights(config.model, config.seed, config.tied, config.device)
         self.model = LlamaModel(config.model, weights, config.max_tokens, config.max_num_seqs)
-        self.attention = PagedAttention(config)
+        self.attention = _attention(config)
+        tensors = Tensors(
+            [self.attention.pool], self.attention.tables(), self.model.weight_tensors(),
+            [*self.model.buffers(), *self.attention.buffers()],
+        )  # fmt: skip
+        self._device = TorchDevice(config.device, tensors, baseline)
         self.start_up = EngineStart(load_s=time.perf_counter() - begin, compile_s=compile_s)
         self._clock = CLOCKS[config.clock]
-        self._peak = PeakResident()
         self._rows: dict[int, _Row] = {}
         self._delivered: dict[int, list[int]] = {}
         self._free_slots: list[int] = []
@@ -99,10 +105,11 @@ class TorchExecution:
             self.attention.begin(batch)
             hidden_TC = self.model.forward(ids_T, self.attention.attend)
             if chosen:
-                logits_SV = self.model.logits(hidden_TC, torch.tensor(chosen))
+                logits_SV = self.model.logits(hidden_TC, torch.tensor(chosen).to(self.config.device))
                 self._deliver(plan, logits_SV.argmax(-1).tolist())
-        spent = self.attention.spent
-        return self._clock() - begin, spent.decode_ns + spent.prefill_ns
+        self.attention.finish()
+        duration_ns, spent = self._clock() - begin, self.attention.spent
+        return duration_ns, spent.decode_ns + spent.prefill_ns
 
     def forget(self, row: int) -> None:
         kept = self._rows.pop(row, None)
@@ -113,25 +120,16 @@ class TorchExecution:
         self._rows.clear()
         self._delivered.clear()
         self._free_slots = list(range(self.config.max_num_seqs))[::-1]
-        self._peak.reset()
+        self._device.reset()
 
     def delivered(self, row: int) -> list[int]:
         """Output tokens of a row so far, also of one that ended, until `reset`."""
         return list(self._delivered[row])
 
     def device(self) -> DeviceBytes:
-        """Storages of our tensors beside the process's peak; `allocator_reserve` is what the interpreter and
-        the libraries, compiled kernels included, held before the first of our tensors was made."""
-        resident = self._peak.look()
-        return DeviceBytes(
-            pool=self.attention.pool_bytes,
-            block_tables=self.attention.table_RM.nbytes,
-            weights=self.model.weights_bytes,
-            workspace=self.model.workspace_bytes + self.attention.workspace_bytes,
-            allocator_reserve=self._baseline_bytes,
-            observed=self._peak.bytes,
-            resident=resident,
-        )
+        """Storages of our tensors beside the peak; `allocator_reserve` begins with what was occupied before the
+        first of our tensors was made: interpreter and libraries, or a CUDA context, compiled kernels included."""
+        return self._device.bytes()
 
     def _prompt(self, row: int) -> Ids:
         """Token ids of a prompt; where it repeats an answer, that which was really given, as far as it was."""
@@ -195,7 +193,7 @@ class TorchExecution:
         positions_T = np.concatenate(places)
         pool_slots_T = np.concatenate(blocks).astype(np.int64) * size + positions_T % size
         batch = Batch(positions_T, pool_slots_T, rows_S, places[0] + 1, spans)
-        return batch, torch.from_numpy(np.concatenate(ids)), chosen
+        return batch, torch.from_numpy(np.concatenate(ids)).to(self.config.device), chosen
 
     def _place_decode(self, plan: Plan, run: Run) -> int:
         """Position of the token that a decoding run computes; brings its table row up to date."""
@@ -257,6 +255,26 @@ class TorchExecution:
             self._rows[row].output.append(token)
 
 
+def _compiled(config: TorchConfig) -> float:
+    """Compile what is compiled ahead of its first call; seconds."""
+    if config.kernel not in CPU_KERNELS:
+        return 0.0
+    from trials.engines.kernels.calls import compile_kernels
+
+    return compile_kernels(config.model.kv_dtype, config.threads)
+
+
+def _attention(config: TorchConfig) -> Attention:
+    """Pool, tables and kernel; numba is imported only for the kernels that it compiles."""
+    if config.kernel in CPU_KERNELS:
+        from trials.engines.kernels.attention import PagedAttention
+
+        return PagedAttention(config)
+    from trials.engines.kernels.on_device import device_attention
+
+    return device_attention(config)
+
+
 def _stretch(state: _Row, chunk: Chunk) -> Ids:
     """Token ids of a chunk; one that recomputes runs from the prompt into the delivered output."""
     end, prompt = chunk.start + chunk.num_tokens, state.prompt
@@ -271,21 +289,33 @@ def open_execution(
 ) -> TorchExecution | Refused:
     """Build the execution, warmed up and ready, or say why this engine does not run that configuration.
 
-    A small model runs first, so that pages of libraries and compiled code that the first use maps are in the
-    process's baseline and not in the model's account.
+    What a GPU's kernel or memory refuses in the warm-up is refused in its own words, and no crash.
     """
     refusal = why_refused(config)
     if refusal is not None:
         return Refused(refusal)
-    begin = time.perf_counter()
     try:
-        small = TorchExecution(_small(config), tokens_of)
-    except ThreadsUnavailable as error:
-        return Refused(str(error))
+        return _opened(config, tokens_of, inherits)
+    except (CannotRun, ImportError) as error:
+        return Refused(f"kernel {config.kernel}: {error}")
+    except RuntimeError as error:
+        if config.device == "cpu" or isinstance(error, PlanMismatch | BadBlock):
+            raise
+        words = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return Refused(f"kernel {config.kernel} at block size {config.geometry.block_size}: {words}")
+
+
+def _opened(config: TorchConfig, tokens_of: TokensOf, inherits: Inherits) -> TorchExecution:
+    """A small model runs first, so that pages of libraries and compiled code that the first use maps are in the
+    process's baseline and not in the model's account."""
+    begin = time.perf_counter()
+    small = TorchExecution(_small(config), tokens_of)
     compile_s = small.start_up.compile_s
     small.warm_up()
     del small
     rehearsed_s = time.perf_counter() - begin - compile_s
+    if config.kernel not in CPU_KERNELS:  # compiled, where anything is, at its first call: in this run
+        compile_s, rehearsed_s = compile_s + rehearsed_s, 0.0
     execution = TorchExecution(config, tokens_of, inherits)
     start_up = execution.warm_up()
     execution.start_up = replace(start_up, compile_s=compile_s, warmup_s=start_up.warmup_s + rehearsed_s)

@@ -4,8 +4,7 @@ Dimension letters: L layers, N blocks, K KV heads, B tokens a block, D head size
 step, S decoding sequences, E = (H + 2 K) D, A = H D, R rows of the block table, M blocks a row, C context tokens.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,42 +12,12 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from trials.engines.kernels import batch as batches
 from trials.engines.kernels import paged
-from trials.engines.kernels.calls import as_stored, check_blocks, decode_kernel, dense_decode, new_pool
+from trials.engines.kernels.batch import CLOCKS, AttentionTime, Batch, Span
+from trials.engines.kernels.calls import as_stored, decode_kernel, dense_decode, new_pool
 from trials.engines.kernels.config import TorchConfig
-from trials.engines.torch_model import rope_tables, storage_bytes
-
-Ids = NDArray[np.int64]
-CLOCKS: dict[str, Callable[[], int]] = {"wall": time.perf_counter_ns, "cpu": time.process_time_ns}
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A prefill chunk inside a step: token rows [first, first + num_tokens), positions from `start` on."""
-
-    first: int
-    num_tokens: int
-    start: int
-    slot: int  # its row of the block table
-
-
-@dataclass(slots=True)
-class Batch:
-    """One step as arrays: S decoding sequences first, one token each, then the chunks' tokens."""
-
-    positions_T: Ids
-    pool_slots_T: Ids  # block * B + offset where a token's KV goes
-    rows_S: Ids  # of the block table
-    lengths_S: Ids  # tokens to read, this step's own included
-    spans: Sequence[Span] = ()
-
-
-@dataclass(slots=True)
-class AttentionTime:
-    """ns of the step so far, by the configured clock."""
-
-    decode_ns: int = 0
-    prefill_ns: int = 0
+from trials.engines.torch_model import rope_tables
 
 
 @dataclass(slots=True)
@@ -87,21 +56,11 @@ class PagedAttention:
 
     def write_entries(self, slot: int, row: int, blocks: Sequence[int], first: int = 0) -> None:
         """Entries [first, len(blocks)) of a table row, from request `row`'s block ids; BadBlock, checked first."""
-        ids = np.asarray(blocks[first:], np.int64)
-        check_blocks(row, ids, self.config.geometry.num_blocks, first)
-        if len(blocks) > self.table_RM.shape[1]:
-            raise ValueError(
-                f"row {row}: {len(blocks)} blocks of {self.config.geometry.block_size} tokens are more than "
-                f"max_model_len {self.config.max_model_len} needs ({self.table_RM.shape[1]})"
-            )
-        self.table_RM[slot, first : len(blocks)] = ids
+        batches.write_row(self.table_RM, slot, row, blocks, first, self.config.geometry.num_blocks)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Blocks (from, to) of every layer, as if all at once: read before any of them is written."""
-        ids = np.asarray(copies, np.int64)
-        check_blocks(-1, ids.ravel(), self.config.geometry.num_blocks)
-        sources, targets = torch.from_numpy(ids[:, 0].copy()), torch.from_numpy(ids[:, 1].copy())
-        self.pool.index_copy_(2, targets, self.pool.index_select(2, sources))
+        """Blocks (from, to) of every layer, as if all at once."""
+        batches.copied(self.pool, copies)
 
     def begin(self, batch: Batch) -> None:
         """Take over the step's batch; its block ids have been checked when they entered the table."""
@@ -174,13 +133,16 @@ class PagedAttention:
         paged.gather(self._stored[layer][side], self.table_RM, span.slot, out_KCD.numpy())
         return out_KCD
 
-    @property
-    def pool_bytes(self) -> int:
-        return storage_bytes([self.pool])
+    def finish(self) -> None:
+        """Nothing is under way on a CPU."""
 
-    @property
-    def workspace_bytes(self) -> int:
-        return storage_bytes([self._query_TA, *self._past, *self._rope])
+    def tables(self) -> list[torch.Tensor]:
+        """Block tables on the device; shares memory with `table_RM`."""
+        return [torch.from_numpy(self.table_RM)]
+
+    def buffers(self) -> list[torch.Tensor]:
+        """What it works in beside pool and tables."""
+        return [self._query_TA, *self._past, *self._rope]
 
 
 def _causal_mask(span: Span) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How the kernels are called: compiled once for fixed types, then closed to new ones; ids checked; the control.
+"""How the CPU kernels are called: compiled once for fixed types, then closed to new ones; and the control.
 
 A kernel that met a new array layout or dtype would compile again for one to two seconds in the middle of a
 measurement. So every signature is built here, before the window, and afterwards a call of another type is a
@@ -16,18 +16,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from trials.engines.kernels import paged
+from trials.engines.kernels.batch import CannotRun
 
 _F32, _I32, _I64 = nb.float32, nb.int32, nb.int64
 _STORED = {"float32": nb.float32, "bfloat16": nb.uint16}
 _TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class BadBlock(RuntimeError):
-    """A block table names a block that the pool does not have."""
-
-
-class ThreadsUnavailable(RuntimeError):
-    """This process cannot run the parallel kernel as it would have to be measured."""
 
 
 def _signatures(kv_dtype: str) -> dict[Any, Any]:
@@ -46,7 +39,7 @@ def _signatures(kv_dtype: str) -> dict[Any, Any]:
 def compile_kernels(kv_dtype: str, threads: int) -> float:
     """Compile, or load from the cache, all that a pool of this dtype needs; returns seconds.
 
-    Afterwards the kernels take no new types. ThreadsUnavailable where OpenMP is not there for `threads` > 1.
+    Afterwards the kernels take no new types. CannotRun where OpenMP is not there for `threads` > 1.
     """
     begin = time.perf_counter()
     for kernel, signature in _signatures(kv_dtype).items():
@@ -64,7 +57,7 @@ def _require_openmp(kv_dtype: str, threads: int) -> None:
     try:
         nb.set_num_threads(threads)
     except ValueError as error:
-        raise ThreadsUnavailable(
+        raise CannotRun(
             f"{threads} threads asked, numba started with fewer: call prepare_process({threads}) first"
         ) from error
     stored = np.zeros((1, 1, 1, 2), np.float32 if kv_dtype == "float32" else np.uint16)
@@ -72,7 +65,7 @@ def _require_openmp(kv_dtype: str, threads: int) -> None:
     one = np.ones(1, np.int64)
     paged.decode_parallel(query, stored, stored, np.zeros((1, 1), np.int32), one - 1, one, query, np.float32(1))
     if nb.threading_layer() != "omp":
-        raise ThreadsUnavailable(
+        raise CannotRun(
             f"numba's threading layer is {nb.threading_layer()}, which is too slow to measure with; OpenMP "
             "(libgomp) is needed: start the process through prepare_process, or use threads: 1"
         )
@@ -99,17 +92,6 @@ def as_stored(pool: torch.Tensor) -> NDArray[Any]:
     """The pool as kernels take it; shares memory. numpy has no bfloat16, so its bits come as uint16."""
     view: NDArray[Any] = (pool.view(torch.uint16) if pool.dtype is torch.bfloat16 else pool).numpy()
     return view
-
-
-def check_blocks(row: int, ids: NDArray[np.int64], num_blocks: int, first: int = 0) -> None:
-    """BadBlock where entries of request `row`, from entry `first` on, lead outside the pool: kernels would
-    read other memory."""
-    if ids.size and (ids.min() < 0 or ids.max() >= num_blocks):
-        entry = int(np.flatnonzero((ids < 0) | (ids >= num_blocks))[0])
-        raise BadBlock(
-            f"row {row}: entry {first + entry} of its block table is block {int(ids[entry])}; "
-            f"the pool has blocks 0 to {num_blocks - 1}"
-        )
 
 
 def dense_decode(

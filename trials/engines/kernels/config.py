@@ -4,16 +4,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trials.engine import PoolGeometry
+from trials.engines.kernels.choice import unfit
 from trials.model import DTYPE_BYTES, ModelSpec
 
+CPU_KERNELS = ("walk", "dense")
 Layout = Literal["paged", "contiguous"]
 MeasuredClock = Literal["wall", "cpu"]
-KV_DTYPES = ("float32", "bfloat16")
+KV_DTYPES = ("float32", "bfloat16")  # of a pool on a CPU
 
 
 @dataclass(frozen=True, slots=True)
 class TorchConfig:
-    """Sizes in tokens unless named otherwise. `tied`: the head shares the embedding's weights."""
+    """Sizes in tokens unless named otherwise. `tied`: the head shares the embedding's weights; `kernel`: the one
+    that runs (choice.py)."""
 
     model: ModelSpec
     geometry: PoolGeometry
@@ -25,6 +28,8 @@ class TorchConfig:
     seed: int = 0
     clock: MeasuredClock = "wall"
     tied: bool = False
+    device: str = "cpu"
+    kernel: str = "walk"
 
     @property
     def max_blocks(self) -> int:
@@ -42,12 +47,12 @@ def why_refused(config: TorchConfig) -> str | None:
     model, geometry = config.model, config.geometry
     if model.path is not None:
         return f"torch_paged runs random weights of a given shape; it does not read {model.path!r}"
-    if model.dtype != "float32":
-        return f"torch_paged computes in float32 on CPU, not in {model.dtype}; set model.dtype: float32"
-    if model.kv_dtype not in KV_DTYPES:
-        return f"torch_paged keeps KV as one of {', '.join(KV_DTYPES)}, not {model.kv_dtype}"
-    if model.head_dim % 2:
-        return f"rotary embedding turns pairs: head_dim {model.head_dim} must be even"
+    if (words := unfit(config.kernel, model.dtype, model.kv_dtype, model.head_dim)) is not None:
+        return f"torch_paged: {words}"
+    if config.kernel in CPU_KERNELS and model.kv_dtype not in KV_DTYPES:
+        return f"torch_paged keeps KV on a CPU as one of {', '.join(KV_DTYPES)}, not {model.kv_dtype}"
+    if config.device == "cuda" and config.clock != "wall":
+        return f"clock {config.clock} leaves out what a GPU computes; use engine.clock: wall on cuda"
     if geometry.padding_bytes_per_block or geometry.bytes_per_token != model.kv_bytes_per_token:
         return (
             f"the pool must hold {model.kv_bytes_per_token} bytes a token without padding; it was given "
@@ -59,6 +64,11 @@ def why_refused(config: TorchConfig) -> str | None:
             f"max_model_len {config.max_model_len}"
         )
     return None
+
+
+def kernel_block_size(config: TorchConfig) -> int:
+    """Tokens of a block as the kernel reads them: one where it copies them out by the token (gather)."""
+    return 1 if config.kernel == "gather" else config.geometry.block_size
 
 
 def kv_bytes(config: TorchConfig) -> int:
