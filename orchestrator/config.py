@@ -14,8 +14,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_serial
 from orchestrator.domains import EngineSays
 from orchestrator.executor_spec import ExecutorSpec
 from orchestrator.redaction import without_password
+from search_spaces.controls import CONTROLS
 from search_spaces.objective import OBJECTIVES
-from search_spaces.space import CONTROLS, Space, SpaceSpec, Value
+from search_spaces.space import Space, SpaceSpec, Value
 from trials.fingerprint import spec_hash
 from trials.spec import MODELLED, TrialSpec, Window
 from trials.units import nearest

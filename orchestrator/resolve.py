@@ -8,7 +8,8 @@ from orchestrator.domains import ask, cut
 from orchestrator.overrides import apply_goodput, apply_sets
 from orchestrator.tracking_uri import settled
 from orchestrator.windows import repeat_windows, rows_in
-from search_spaces.space import Space, SpaceSpec, build_space, control_spec, load_space_spec
+from search_spaces.controls import control_spec
+from search_spaces.space import Space, SpaceSpec, build_space, load_space_spec, require_grid
 from trials.documents import read_yaml, validated
 from trials.fingerprint import file_digest, trace_hash
 from trials.geometry import block_bytes, effective_block_size
@@ -16,6 +17,7 @@ from trials.spec import TrialSpec, resolve_paths
 from trials.trace import Trace, load_trace
 from trials.units import SpecError
 
+_LISTED = 4096  # candidates; of a larger space the base alone is held against the trace
 _FEW_WINDOWS = 3  # fewer tell nothing of how far a capacity moves from one to the next
 
 
@@ -104,6 +106,7 @@ def _budget(config: SweepConfig, space: Space) -> int:
     if config.sampler == "exhaustive":
         if not space.enumerable:
             raise SpecError(f"space {space.name} is continuous: use sampler: tpe, or give the range a step")
+        require_grid(space)
         if config.trials is not None and config.trials > every:
             raise SpecError(
                 f"trials: {config.trials} asked, but the space has {space.num_candidates} candidates x "
@@ -143,9 +146,14 @@ def holds_none(spec: TrialSpec, trace: Trace) -> str | None:
 
 def _pool_notes(space: Space, controls: Sequence[tuple[str, TrialSpec]], trace: Trace) -> list[str]:
     """What cannot hold a request is noted and will be refused; where nothing can, the sweep is refused."""
-    candidates = [space.suggest(p) for p in space.candidates()] if space.enumerable else [space.base]
-    short = [why for c in candidates if (why := holds_none(c, trace))]
-    if len(short) == len(candidates):
+    listed = space.enumerable and space.num_candidates <= _LISTED
+    kinds: dict[str, TrialSpec] = {}  # candidates that could differ in what they hold
+    for candidate in (space.suggest(p) for p in space.candidates()) if listed else (space.base,):
+        policy = candidate.policy
+        key = (candidate.pool, policy.block_size, policy.layout, policy.page_bytes, policy.max_model_len)
+        kinds.setdefault(repr(key), candidate)
+    short = [why for c in kinds.values() if (why := holds_none(c, trace))]
+    if len(short) == len(kinds):
         raise SpecError(short[0])
     words = [f"control {name}: {why}" for name, c in controls if (why := holds_none(c, trace))]
     return [*(f"candidate: {why}" for why in short), *words]

@@ -1,126 +1,45 @@
-"""Which trials are allowed: the fields of PoolPolicy that move, their values in order, and the controls.
+"""Which trials are allowed: the fields that move, alone or under a condition, and their values in order.
 
-Knows nothing of results. Powers of two are searched as exponents, so that a sampler sees their order
-(Optuna has no distribution over powers of two).
+Knows nothing of results. A dimension that does not matter where others stand (its `when`) keeps the base's value
+there and multiplies no trials: candidates are canonical, they name active fields only.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
-from trials.spec import PoolPolicy, TrialSpec, read_yaml
-from trials.units import SpecError, nearest
+from search_spaces.dimension import MAX_POINTS, Dimension, dimension, moved, short, value_of
+from search_spaces.dimension import Value as Value
+from search_spaces.dimension import Varied as Varied
+from search_spaces.ready import READY as READY
+from search_spaces.ready import SpaceSpec as SpaceSpec
+from search_spaces.ready import load_space_spec as load_space_spec
+from search_spaces.ready import space_spec as space_spec
+from trials.spec import PoolPolicy, TrialSpec
+from trials.units import SpecError
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-Value = int | float | str | bool
-READY = ("block_size",)
-_MAX_POINTS = 1 << 20
+_ALL_CHECKED = 4096  # candidates; of a larger space each value is checked alone, a combination when it is met
 
 
-class Varied(BaseModel):
-    """How one field moves: exactly one of the three."""
+class Setting(PoolPolicy):
+    """What tells a candidate from others where a space moves more than the policy: the policy, and those fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    powers_of_two: tuple[int, int] | None = None  # lowest and highest value, both powers of two
-    one_of: tuple[Value, ...] | None = None
-    range: tuple[float, float] | None = None  # both ends included
-    step: float | None = Field(default=None, gt=0)  # of `range`; integers without one step by 1
-
-    @model_validator(mode="after")
-    def _one(self) -> "Varied":
-        given = [n for n in ("powers_of_two", "one_of", "range") if getattr(self, n) is not None]
-        if len(given) != 1:
-            raise ValueError(f"needs exactly one of powers_of_two, one_of, range; got {', '.join(given) or 'none'}")
-        if self.step is not None and self.range is None:
-            raise ValueError("step belongs to range")
-        for end in self.powers_of_two or ():
-            if end < 1 or end & (end - 1):
-                raise ValueError(f"powers_of_two: {end} is not a power of two")
-        low_high = self.powers_of_two or self.range
-        if low_high and low_high[0] > low_high[1]:
-            raise ValueError(f"the low end {low_high[0]:g} lies above the high end {low_high[1]:g}")
-        if self.one_of is not None and not self.one_of:
-            raise ValueError("one_of needs at least one value")
-        return self
+    beyond: tuple[tuple[str, Any], ...] = ()  # in the order of the space
 
 
-class SpaceSpec(BaseModel):
-    """A space as written in YAML. `vary` maps PoolPolicy fields (`policy.block_size`) to how they move."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = "custom"
-    isolates: Literal["block_size"] | None = None  # fix pool bytes plus device block tables, hold all else
-    vary: dict[str, Varied] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _fields_exist(self) -> "SpaceSpec":
-        known = [f"policy.{name}" for name in PoolPolicy.model_fields]
-        for name in self.vary:
-            if name not in known:
-                raise ValueError(f"vary: {name!r} is not a field of the pool policy; {nearest(name, known)}")
-        if self.isolates and tuple(self.vary) != (f"policy.{self.isolates}",):
-            raise ValueError(f"isolates {self.isolates}: then it is the only field that may vary")
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class Dimension:
-    """One varied field. `values` in order; empty for a continuous range between `low` and `high`."""
-
-    field: str  # of PoolPolicy, without the prefix
-    values: tuple[Value, ...]
-    low: float = 0.0
-    high: float = 0.0
-    exponents: bool = False
-
-    @property
-    def parameter(self) -> str:
-        """Optuna's name for it."""
-        return f"log2(policy.{self.field})" if self.exponents else f"policy.{self.field}"
-
-    @property
-    def categorical(self) -> bool:
-        return any(isinstance(v, str | bool) for v in self.values)
-
-    def encode(self, value: Value) -> Value:
-        """A policy's value as Optuna holds it."""
-        return int(value).bit_length() - 1 if self.exponents else value
-
-    def decode(self, parameter: Value) -> Value:
-        return 1 << int(parameter) if self.exponents else parameter
-
-
-def _dimension(name: str, varied: Varied) -> Dimension:
-    field = name.removeprefix("policy.")
-    if varied.powers_of_two:
-        low, high = varied.powers_of_two
-        return Dimension(
-            field, tuple(1 << e for e in range(low.bit_length() - 1, high.bit_length())), exponents=True
-        )
-    if varied.one_of:
-        return Dimension(field, varied.one_of)
-    assert varied.range is not None
-    low_f, high_f = varied.range
-    whole = all(float(x).is_integer() for x in (low_f, high_f, varied.step or 1))
-    is_float = PoolPolicy.model_fields[field].annotation is float
-    step = varied.step if varied.step is not None or is_float else 1.0
-    if step is None:
-        return Dimension(field, (), low_f, high_f)
-    count = int((high_f - low_f) / step + 1e-9) + 1
-    if count > _MAX_POINTS:
-        raise SpecError(f"vary.{name}: {count} values; use a larger step")
-    points = tuple(round(low_f + i * step, 12) for i in range(count))
-    return Dimension(field, tuple(int(p) for p in points) if whole and not is_float else points)
+def held(policy: PoolPolicy, field_name: str) -> Any:
+    """What a candidate has in a field of its space."""
+    if isinstance(policy, Setting):
+        beyond = dict(policy.beyond)
+        if field_name in beyond:
+            return beyond[field_name]
+    return getattr(policy, field_name, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +50,21 @@ class Space:
     base: TrialSpec
     dimensions: tuple[Dimension, ...]
     notes: tuple[str, ...] = ()
+    isolates: str | None = None
+    _default: PoolPolicy = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_default", self.policy_of(self.base))
+
+    @property
+    def default(self) -> PoolPolicy:
+        """The base as a candidate."""
+        return self._default
+
+    def policy_of(self, spec: TrialSpec) -> PoolPolicy:
+        """A trial as a candidate: its policy, and what else this space moves."""
+        beyond = tuple((d.field, value_of(spec, d.field)) for d in self.dimensions if "." in d.field)
+        return Setting(**spec.policy.model_dump(), beyond=beyond) if beyond else spec.policy
 
     def distributions(self) -> "dict[str, BaseDistribution]":
         """Optuna's view; values keep their order wherever they are numbers with one step."""
@@ -143,62 +77,161 @@ class Space:
     @property
     def num_candidates(self) -> int:
         """0 where a dimension is continuous."""
-        count = 1
-        for d in self.dimensions:
-            count *= len(d.values)
-        return count
+        if not self.enumerable:
+            return 0
+        asked = {other for d in self.dimensions for other, _ in d.when}
+        counted: dict[tuple[int, tuple[tuple[str, Value], ...]], int] = {}
+
+        def count(axis: int, params: dict[str, Value]) -> int:
+            if axis == len(self.dimensions):
+                return 1
+            key = (axis, tuple(params.items()))
+            if key not in counted:
+                d = self.dimensions[axis]
+                if not self.matters(d, params):
+                    counted[key] = count(axis + 1, params)
+                elif d.field in asked:
+                    counted[key] = sum(count(axis + 1, {**params, d.field: v}) for v in d.values)
+                else:
+                    counted[key] = len(d.values) * count(axis + 1, params)
+            return counted[key]
+
+        return count(0, {})
+
+    def matters(self, d: Dimension, params: Mapping[str, Value]) -> bool:
+        """Whether the dimension changes anything beside these values of those before it."""
+        now = ((params[other] if other in params else value_of(self.base, other), ok) for other, ok in d.when)
+        return all(value in ok for value, ok in now)
 
     def candidates(self) -> Iterator[dict[str, Value]]:
-        """Every candidate as {policy field: value}, the last dimension fastest."""
-        for values in itertools.product(*(d.values for d in self.dimensions)):
-            yield dict(zip((d.field for d in self.dimensions), values, strict=True))
+        """Every candidate as {field: value} of its active fields, the last dimension fastest."""
+        return self._from(0, {})
+
+    def _from(self, axis: int, params: dict[str, Value]) -> Iterator[dict[str, Value]]:
+        if axis == len(self.dimensions):
+            yield dict(params)
+            return
+        d = self.dimensions[axis]
+        if not self.matters(d, params):
+            yield from self._from(axis + 1, params)
+            return
+        for value in d.values:
+            yield from self._from(axis + 1, {**params, d.field: value})
+
+    def canonical(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """The same candidate by its active fields alone."""
+        kept: dict[str, Value] = {}
+        for d in self.dimensions:
+            if self.matters(d, kept):
+                kept[d.field] = params[d.field] if d.field in params else self._usual(d)
+        return kept
+
+    def _usual(self, d: Dimension) -> Value:
+        """What a dimension has before anything is known of it: the base's value, else its first."""
+        at: Value | None = value_of(self.base, d.field)
+        if at is not None and d.holds(at):
+            return at
+        return d.values[0] if d.values else d.low
 
     def encode(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        return {d.parameter: d.encode(params[d.field]) for d in self.dimensions}
+        """Optuna's parameters, all of them: what does not matter is at its usual value."""
+        return {d.parameter: d.encode(params.get(d.field, self._usual(d))) for d in self.dimensions}
 
     def decode(self, parameters: Mapping[str, Value]) -> dict[str, Value]:
-        return {d.field: d.decode(parameters[d.parameter]) for d in self.dimensions}
+        """The candidate of Optuna's parameters. One that an older, narrower space did not have is at its usual."""
+        found = {d.field: d.decode(parameters[d.parameter]) for d in self.dimensions if d.parameter in parameters}
+        return self.canonical(found)
+
+    def params_of(self, policy: PoolPolicy) -> dict[str, Value] | None:
+        """The candidate that this policy is; None where it is none of this space."""
+        params: dict[str, Value] = {}
+        for d in self.dimensions:
+            value = held(policy, d.field)
+            if not self.matters(d, params):
+                if value != held(self.default, d.field):
+                    return None
+            elif not d.holds(value):
+                return None
+            else:
+                params[d.field] = value
+        return params if self._at(policy, params) == policy else None
+
+    def _at(self, policy: PoolPolicy, params: Mapping[str, Value]) -> PoolPolicy:
+        """The default with these fields of the policy; what lies beyond the policy is taken over as it is."""
+        update: dict[str, Any] = {name: value for name, value in params.items() if "." not in name}
+        if isinstance(policy, Setting):
+            update["beyond"] = policy.beyond
+        return self.default.model_copy(update=update)
 
     def contains(self, policy: PoolPolicy) -> bool:
         """Whether the policy is a candidate of this space: the base, moved along the dimensions only."""
-        for d in self.dimensions:
-            value = getattr(policy, d.field)
-            if (value not in d.values) if d.values else not d.low <= value <= d.high:
-                return False
-        moved = {d.field: getattr(policy, d.field) for d in self.dimensions}
-        return self.base.policy.model_copy(update=moved) == policy
+        return self.params_of(policy) is not None
 
     def position(self, policy: PoolPolicy) -> tuple[int, ...] | None:
-        """Index along each dimension; None where it is no candidate, or a dimension is continuous."""
-        if not self.enumerable or not self.contains(policy):
-            return None
-        return tuple(d.values.index(getattr(policy, d.field)) for d in self.dimensions)
+        """Index along each dimension, -1 where it does not matter; None where it is no candidate, or continuous."""
+        params = self.params_of(policy) if self.enumerable else None
+        return None if params is None else self.place_of(params)
+
+    def place_of(self, params: Mapping[str, Value]) -> tuple[int, ...]:
+        """The same of a candidate."""
+        return tuple(d.values.index(params[d.field]) if d.field in params else -1 for d in self.dimensions)
+
+    def candidate_at(self, place: tuple[int, ...]) -> dict[str, Value]:
+        """The candidate at these indices; what has come to matter is at its usual value."""
+        chosen = {d.field: d.values[i] for d, i in zip(self.dimensions, place, strict=True) if i >= 0}
+        return self.canonical(chosen)
+
+    def lines(self, start: tuple[int, ...]) -> list[tuple[int, list[tuple[int, ...]]]]:
+        """From a place outwards: (dimension, places) down and up; a category's other values one by one."""
+        found = []
+        for axis, d in enumerate(self.dimensions):
+            here = start[axis]
+            if here < 0:
+                continue
+            if d.categorical:
+                ways = [[i] for i in range(len(d.values)) if i != here]
+            else:
+                ways = [list(range(here - 1, -1, -1)), list(range(here + 1, len(d.values)))]
+            for way in ways:
+                places = [(*start[:axis], i, *start[axis + 1 :]) for i in way]
+                found.append((axis, [self.place_of(self.candidate_at(p)) for p in places]))
+        return found
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(len(d.values) for d in self.dimensions)
 
     def suggest(self, params: Mapping[str, Value]) -> TrialSpec:
-        """The candidate's spec: the base with its policy fields moved. SpecError where it is not valid."""
-        return with_policy(self.base, **params)
+        """The candidate's spec: the base with its fields moved. SpecError where it is not valid."""
+        return with_fields(self.base, params)
 
     def label(self, policy: PoolPolicy) -> str:
-        return " ".join(f"{d.field}={getattr(policy, d.field):g}" if _is_number(getattr(policy, d.field))
-                        else f"{d.field}={getattr(policy, d.field)}" for d in self.dimensions)  # fmt: skip
+        """`block_size=16 watermark=0.1`: its active fields."""
+        params: dict[str, Value] = {}
+        words = []
+        for d in self.dimensions:
+            if self.matters(d, params):
+                params[d.field] = value = held(policy, d.field)
+                words.append(f"{d.label}={value:g}" if _is_number(value) else f"{d.label}={value}")
+        return " ".join(words)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def with_policy(base: TrialSpec, **fields: Value) -> TrialSpec:
-    """The base with policy fields replaced and validated anew; a block never exceeds max_model_len."""
+def with_fields(base: TrialSpec, params: Mapping[str, Value]) -> TrialSpec:
+    """The base with these fields (as candidates name them) replaced and validated anew. SpecError."""
     try:
-        policy = PoolPolicy.model_validate({**base.policy.model_dump(), **fields})
+        return moved(base, params)
     except ValidationError as error:
-        asked = ", ".join(f"{k}={v!r}" for k, v in fields.items())
+        asked = ", ".join(f"{k}={v!r}" for k, v in params.items())
         raise SpecError(f"policy with {asked}: {error.errors()[0]['msg']}") from None
-    return base.model_copy(update={"policy": policy})
+
+
+def with_policy(base: TrialSpec, **fields: Value) -> TrialSpec:
+    """The base with policy fields replaced and validated anew. SpecError."""
+    return with_fields(base, fields)
 
 
 def _distribution(d: Dimension) -> "BaseDistribution":
@@ -209,38 +242,13 @@ def _distribution(d: Dimension) -> "BaseDistribution":
     encoded = [d.encode(v) for v in d.values]
     if not d.categorical and len({b - a for a, b in itertools.pairwise(encoded)}) <= 1:  # type: ignore[operator]
         step = encoded[1] - encoded[0] if len(encoded) > 1 else 1  # type: ignore[operator]
-        if all(isinstance(v, int) for v in encoded):
+        if all(isinstance(v, int) for v in encoded) and step > 0:
             return IntDistribution(int(encoded[0]), int(encoded[-1]), step=int(step))
     return CategoricalDistribution(encoded)
 
 
-def load_space_spec(name_or_path: str, folder: Path = Path()) -> SpaceSpec:
-    """A YAML file (relative to `folder`), or a ready space by its name, with or without `.yaml`."""
-    path = folder / name_or_path
-    ready = name_or_path.removesuffix(".yaml")
-    if ready in READY and (ready == name_or_path or not path.is_file()):
-        text = resources.files("search_spaces").joinpath(f"{ready}.yaml").read_text(encoding="utf-8")
-        return space_spec(yaml.safe_load(text), ready)
-    if not name_or_path.endswith((".yaml", ".yml")):
-        raise SpecError(f"space {name_or_path!r} does not exist; {nearest(name_or_path, READY)}, or a .yaml file")
-    return space_spec(read_yaml(path), str(path))
-
-
-def space_spec(data: Any, source: str = "space") -> SpaceSpec:
-    """Validate a mapping; every error is a SpecError."""
-    try:
-        return SpaceSpec.model_validate(data)
-    except ValidationError as error:
-        raise SpecError(f"{source}:\n  " + "\n  ".join(_line(e["loc"], e["msg"]) for e in error.errors())) from None
-
-
-def _line(loc: tuple[int | str, ...], message: str) -> str:
-    where = ".".join(str(part) for part in loc) or "space"
-    return f"{where}: {message.removeprefix('Value error, ')}"
-
-
 def build_space(spec: SpaceSpec, base: TrialSpec) -> Space:
-    """The space over this base; every enumerable candidate is validated here, before anything runs."""
+    """The space over this base; candidates are validated here, before anything runs."""
     notes: list[str] = []
     if spec.isolates == "block_size":
         if base.pool.bytes is None:
@@ -248,14 +256,52 @@ def build_space(spec: SpaceSpec, base: TrialSpec) -> Space:
                 "space block_size holds the pool's bytes fixed: give pool.bytes, not blocks or a budget"
             )
         base = base.model_copy(update={"pool": base.pool.model_copy(update={"tables_inside": True})})
-    dimensions = [_clipped(_dimension(name, varied), base, notes) for name, varied in spec.vary.items()]
-    space = Space(spec.name, base, tuple(dimensions), tuple(notes))
-    if space.enumerable:
-        if space.num_candidates > _MAX_POINTS:
-            raise SpecError(f"space {spec.name}: {space.num_candidates} candidates; narrow it or use larger steps")
+    if spec.fixes and getattr(base.pool, spec.fixes) is None:
+        raise SpecError(f"space {spec.name} fixes the device's bytes: give pool.{spec.fixes}, for example 64GiB")
+    found = (_clipped(dimension(name, varied, base), base, notes) for name, varied in spec.vary.items())
+    kept = tuple(d for d in found if _can_matter(d, spec, base, notes))
+    if not kept:
+        raise SpecError(f"space {spec.name}: nothing is left to vary: {'; '.join(notes)}")
+    space = Space(spec.name, base, kept, tuple(notes), spec.isolates)
+    _validate(space)
+    return space
+
+
+def _can_matter(d: Dimension, spec: SpaceSpec, base: TrialSpec, notes: list[str]) -> bool:
+    """Whether any candidate meets the dimension's conditions, as far as fields that do not move decide it."""
+    still = [(other, ok) for other, ok in d.when if other not in {short(name) for name in spec.vary}]
+    failing = next((other for other, ok in still if value_of(base, other) not in ok), None)
+    if failing is not None:
+        notes.append(f"{d.name} left out: it matters only under another {failing} than the base's")
+    elif d.field.startswith("engine.args.") and value_of(base, d.field) is None:
+        notes.append(f"{d.name} is not set in the base, so no candidate is the default: set it to say which is")
+    return failing is None
+
+
+def _validate(space: Space) -> None:
+    for d in space.dimensions:
+        if d.field == "engine.tensor_parallel_size":
+            most = space.base.engine.tensor_parallel_size
+            if any(int(v) > most for v in d.values):
+                raise SpecError(
+                    f"vary: {d.field} goes beyond the base's {most}, and a slot has as many devices as the base "
+                    "asks for: give the base the largest"
+                )
+    if space.enumerable and space.num_candidates <= _ALL_CHECKED:
         for params in space.candidates():
             space.suggest(params)
-    return space
+        return
+    for d in space.dimensions:
+        for value in d.values or (d.low, d.high):
+            space.suggest({d.field: value})
+
+
+def require_grid(space: Space) -> None:
+    """SpecError where there are too many candidates to list."""
+    if space.num_candidates > MAX_POINTS:
+        raise SpecError(
+            f"space {space.name}: {space.num_candidates} candidates; narrow it, use larger steps, or sampler: tpe"
+        )
 
 
 def _clipped(d: Dimension, base: TrialSpec, notes: list[str]) -> Dimension:
@@ -269,32 +315,4 @@ def _clipped(d: Dimension, base: TrialSpec, notes: list[str]) -> Dimension:
     if len(kept) < len(d.values):
         left = ", ".join(str(v) for v in d.values if v not in kept)
         notes.append(f"block sizes left out, larger than max_model_len {longest}: {left}")
-    return Dimension(d.field, kept, d.low, d.high, d.exponents)
-
-
-def _extreme(space: Space, pick: Callable[[tuple[Value, ...]], Value]) -> TrialSpec | None:
-    sizes = next((d.values for d in space.dimensions if d.field == "block_size"), ())
-    return with_policy(space.base, block_size=pick(sizes)) if sizes else None
-
-
-def _contiguous(space: Space) -> TrialSpec:
-    """Maximum-context reservation: one block of max_model_len a sequence, nothing shared, dense attention."""
-    longest = space.base.policy.max_model_len
-    return with_policy(space.base, layout="contiguous", block_size=longest, prefix_caching=False)
-
-
-# Deliberately chosen points that every verdict table shows. None: this space has no such point.
-CONTROLS: dict[str, Callable[[Space], TrialSpec | None]] = {
-    "contiguous": _contiguous,
-    "one_block": lambda space: with_policy(space.base, layout="paged", block_size=space.base.policy.max_model_len),
-    "vendor_default": lambda space: with_policy(space.base, block_size=min(16, space.base.policy.max_model_len)),
-    "smallest": lambda space: _extreme(space, lambda sizes: min(sizes, key=lambda v: int(v))),
-    "largest": lambda space: _extreme(space, lambda sizes: max(sizes, key=lambda v: int(v))),
-}  # fmt: skip
-
-
-def control_spec(space: Space, name: str) -> TrialSpec | None:
-    """The spec of a control over the space's base; None where the space does not move block size."""
-    if name not in CONTROLS:
-        raise SpecError(f"control {name!r} does not exist; {nearest(name, CONTROLS)}")
-    return CONTROLS[name](space)
+    return Dimension(d.field, kept, d.low, d.high, d.exponents, d.when)
