@@ -136,7 +136,7 @@ def group(measured: Sequence[Measured], space: Space) -> tuple[Candidate, ...]:
         for trial in trials:
             by_repeat.setdefault(trial.repeat, trial)
         names = tuple(dict.fromkeys(t.control for t in trials if t.control))
-        found.append(Candidate(policy, by_repeat, names, space.contains(policy), policy == space.base.policy))
+        found.append(Candidate(policy, by_repeat, names, space.contains(policy), policy == space.default))
     return tuple(sorted(found, key=lambda c: (not c.in_space, space.position(c.policy) or ())))
 
 
@@ -236,11 +236,11 @@ def _placed(decision: Decision, space: Space) -> Decision:
         return replace(decision, kind="open", missing=("the space is continuous: no candidate lies next to it",))
     at = {p: c for c in inside if (p := space.position(c.policy)) is not None}
     beyond, unmeasured, edges = [], [], []
-    for axis, line in _lines(space, start):
+    for axis, line in space.lines(start):
         for place in line:
             candidate = at.get(place)
             if candidate is None or candidate.value is None:
-                unmeasured.append(f"{space.dimensions[axis].field}={space.dimensions[axis].values[place[axis]]}")
+                unmeasured.append(f"{space.dimensions[axis].label}={space.dimensions[axis].values[place[axis]]}")
                 break
             if id(candidate) not in tied:
                 beyond.append(candidate)
@@ -253,19 +253,6 @@ def _placed(decision: Decision, space: Space) -> Decision:
     return replace(decision, kind=kind, beyond=tuple(beyond), missing=tuple(unmeasured or edges))
 
 
-def _lines(space: Space, start: tuple[int, ...]) -> list[tuple[int, list[tuple[int, ...]]]]:
-    """From the winner outwards: (dimension, places) down and up; a category's other values one by one."""
-    lines = []
-    for axis, dimension in enumerate(space.dimensions):
-        here, count = start[axis], len(dimension.values)
-        if dimension.categorical:
-            ways = [[i] for i in range(count) if i != here]
-        else:
-            ways = [list(range(here - 1, -1, -1)), list(range(here + 1, count))]
-        lines += [(axis, [(*start[:axis], i, *start[axis + 1 :]) for i in way]) for way in ways]
-    return lines
-
-
 def _end(space: Space, axis: int, line: list[tuple[int, ...]], start: tuple[int, ...]) -> str:
     dimension = space.dimensions[axis]
-    return f"{dimension.field}={dimension.values[(line[-1] if line else start)[axis]]}"
+    return f"{dimension.label}={dimension.values[(line[-1] if line else start)[axis]]}"
