@@ -5,11 +5,13 @@ or the infrastructure lost it (`Lost`: nothing is known, the same trial may be a
 """
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from orchestrator.launch import Outcome
+from trials.exhausted import ran_out
 from trials.result import TrialResult, load_result
 from trials.spec import TrialSpec
 
@@ -25,6 +27,7 @@ class Job:
     start_deadline_s: float = 300.0
     run_deadline_s: float = 3600.0
     slot: str | None = None  # None: any free slot
+    avoid: tuple[str, ...] = ()  # slots that lost an earlier attempt: taken only where nothing else is free
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,16 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The worker left no valid result. `infrastructure` False: the engine itself failed (its words in reason)."""
+    """The worker left no valid result. `infrastructure` False: the engine itself failed (its words in reason),
+    or, `refused`, had not the memory for what it was asked.
+    """
 
     job: Job
     reason: str
     infrastructure: bool
     wall_s: float
     slot: str
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +93,17 @@ def judge(job: Job, outcome: Outcome, slot: str) -> Done | Lost:
     """What a worker's end means, from how it ended and from what lies in `job.folder`.
 
     The engine's fault: it exited with an error, crashed, or hung past a deadline; trying again would do the same.
+    One that had not enough memory for what it was asked has refused it.
     The infrastructure's: it was cancelled, killed from outside (also by the kernel for want of memory), or it
     ended well and its result is absent or torn.
     """
     if outcome.ended_by != "itself" or outcome.exit_code != 0:
+        infrastructure = _from_outside(outcome)
         reason = f"{outcome.reason}\n{outcome.log_tail}".strip()
-        return Lost(job, reason, _from_outside(outcome), outcome.wall_s, slot)
+        if not infrastructure:
+            reason += f"\nlog: {job.folder / 'log.txt'}"
+        refused = not infrastructure and outcome.ended_by == "itself" and ran_out(outcome.log_tail)
+        return Lost(job, reason, infrastructure, outcome.wall_s, slot, refused)
     try:
         result = load_result(job.folder / "result.json")
     except FileNotFoundError:
@@ -118,24 +129,39 @@ def newest(events: list[Event]) -> list[Event]:
 
 
 class SlotTable:
-    """Which slot is busy with which job. A slot runs one job at a time."""
+    """Which slot is busy with which job. A slot runs one job at a time; only those in service take any."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: tuple[str, ...], neighbours: Callable[[str, str], bool] | None = None) -> None:
+        """`neighbours`: whether two slots would be lost together, being on one node."""
         if not names:
             raise ValueError("an executor needs at least one slot")
         self.names = names
+        self._neighbours = neighbours or (lambda a, b: a == b)
+        self._out: set[str] = set()
         self._busy: dict[str, Job] = {}
+
+    @property
+    def serving(self) -> tuple[str, ...]:
+        """Slots in service, busy or not."""
+        return tuple(name for name in self.names if name not in self._out)
+
+    def serve(self, name: str, serves: bool) -> None:
+        """Put a slot into service, or out of it; what it is busy with goes on."""
+        (self._out.discard if serves else self._out.add)(name)
 
     def take(self, job: Job) -> str:
         """The job's slot, from now on busy. Raises ValueError: unknown, busy, or none free."""
         if job.slot is not None and job.slot not in self.names:
             raise ValueError(f"slot {job.slot!r} does not exist; known: {', '.join(self.names)}")
-        wanted = self.names if job.slot is None else (job.slot,)
-        free = next((name for name in wanted if name not in self._busy), None)
-        if free is None:
-            raise ValueError(f"trial {job.number}: no free slot among {', '.join(wanted)}; wait() for one first")
-        self._busy[free] = job
-        return free
+        wanted = self.serving if job.slot is None else (job.slot,)
+        free = [name for name in wanted if name not in self._busy]
+        if not free:
+            raise ValueError(
+                f"trial {job.number}: no free slot among {', '.join(wanted) or 'none'}; wait() for one first"
+            )
+        chosen = min(free, key=lambda name: sum(self._neighbours(name, shunned) for shunned in job.avoid))
+        self._busy[chosen] = job
+        return chosen
 
     def free(self, name: str) -> None:
         self._busy.pop(name, None)

@@ -25,6 +25,7 @@ from trials.applied import unapplied
 from trials.content import Content
 from trials.engine import Engine, EngineDied, EngineFacts, Refused
 from trials.engines import domain_of, engine_module
+from trials.exhausted import ran_out
 from trials.fingerprint import engine_hash, environment, file_digest, spec_hash, trace_hash
 from trials.geometry import block_table_bytes
 from trials.ladder import Asked, Locks, Outcome, run
@@ -95,8 +96,12 @@ def run_trial(
             for warning in result.warnings:
                 say(f"warning: {warning}")
     except EngineDied as died:
-        print(traceback.format_exc(), file=sys.stderr, flush=True)
-        result = blank.model_copy(update={"reason": str(died), "ineligible_because": (f"engine died: {died}",)})
+        words = traceback.format_exc()
+        print(words, file=sys.stderr, flush=True)
+        status = "refused" if ran_out(words) else "failed"  # not enough memory is an answer to what was asked
+        result = blank.model_copy(
+            update={"status": status, "reason": str(died), "ineligible_because": (f"engine died: {died}",)}
+        )
     attempt["wall_s"] = time.time() - wall
     text = json.dumps(attempt, indent=1, sort_keys=True) + "\n"
     write_whole(out / "attempt.json", lambda path: path.write_text(text, encoding="utf-8"))

@@ -38,6 +38,8 @@ elif do == "crash":
     print("words before the end", file=sys.stderr); sys.exit(3)
 elif do == "raise":
     raise RuntimeError("the engine broke")
+elif do == "exhaust":
+    raise MemoryError("asked for more than there is")
 elif do == "torn":
     open(out + "/result.json", "w").write('{"status": "comp')
 elif do == "nothing":
@@ -186,6 +188,16 @@ def test_a_traceback_is_kept_in_the_reason(executor: Executor, job_of: JobOf) ->
     assert isinstance(end, Lost)
     assert not end.infrastructure
     assert "RuntimeError: the engine broke" in end.reason
+
+
+def test_an_engine_without_memory_has_refused_and_an_error_names_its_log(executor: Executor, job_of: JobOf) -> None:
+    job = job_of("exhaust")
+    refused, failed = end_of(executor, job), end_of(executor, job_of("raise"))
+    assert isinstance(refused, Lost)
+    assert isinstance(failed, Lost)
+    assert (refused.refused, refused.infrastructure) == (True, False)
+    assert (failed.refused, failed.infrastructure) == (False, False)
+    assert f"log: {job.folder / 'log.txt'}" in refused.reason
 
 
 @pytest.mark.parametrize(("do", "word"), [("torn", "not a whole, valid result"), ("nothing", "no result.json")])
