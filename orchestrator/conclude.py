@@ -51,7 +51,7 @@ def outcome_of(records: Sequence[TrialRecord], sweep: Sweep) -> Outcome:
     """Pure: what these finished trials come to."""
     slo = parse_slo(sweep.config.slo)
     done = [r for r in records if r.state != "running"]
-    measured = [_measured(r, judged(r, sweep, slo)) for r in done]
+    measured = [_measured(r, judged(r, sweep, slo), sweep) for r in done]
     rules = Rules(sweep.config.objective, sweep.config.min_gain, sweep.config.repeats, sweep.config.seed)
     notes = [*sweep.notes, *_build_notes(done), *(n for r in done for n in r.card.notes)]
     left = sum(r.state == "running" for r in records)
@@ -60,12 +60,12 @@ def outcome_of(records: Sequence[TrialRecord], sweep: Sweep) -> Outcome:
     return describe(decide(measured, sweep.space, rules), sweep.space, rules, tuple(dict.fromkeys(notes)))
 
 
-def _measured(record: TrialRecord, judged: Score) -> Measured:
+def _measured(record: TrialRecord, judged: Score, sweep: Sweep) -> Measured:
     effective = record.result.effective if record.result else None
     return Measured(
         number=record.number,
         repeat=record.repeat,
-        policy=record.spec.policy,
+        policy=sweep.space.policy_of(record.spec),
         score=judged,
         control=record.control,
         block_size=effective.block_size if effective else 0,
@@ -120,7 +120,7 @@ def _row(record: TrialRecord, judged: Score, sweep: Sweep) -> dict[str, object]:
     row: dict[str, object] = {
         "number": record.number,
         "control": record.control or "",
-        "label": record.control or sweep.space.label(record.spec.policy),
+        "label": record.control or sweep.space.label(sweep.space.policy_of(record.spec)),
         "block_size": record.spec.policy.block_size,
         "repeat": record.repeat,
         "status": record.state,

@@ -142,8 +142,8 @@ class Driver:
         card = record.card
         state = "reused" if card.reused_from is not None else card.state
         value = judged(record, self._sweep, self._slo)
-        may_win = value.feasible and self._sweep.space.contains(card.spec.policy)
-        self._tally.count(state, self._sweep.space.label(card.spec.policy), value.value if may_win else None)
+        may_win = value.feasible and self._sweep.space.contains(self._sweep.space.policy_of(card.spec))
+        self._tally.count(state, self._sweep.space.label(self._sweep.space.policy_of(card.spec)), value.value if may_win else None)
 
     def _control_hashes(self) -> dict[str, list[str]]:
         """Spec hash -> the controls that it is; a grid point may be one."""

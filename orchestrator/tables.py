@@ -68,7 +68,8 @@ def plan_lines(sweep: Sweep) -> list[str]:
         f"budget {sweep.budget} trials, {config.repeats} repeats on windows: {'; '.join(windows)}",
     ]
     if sweep.space.enumerable:
-        names = ", ".join(sweep.space.label(sweep.space.suggest(p).policy) for p in sweep.space.candidates())
+        specs = (sweep.space.suggest(p) for p in itertools.islice(sweep.space.candidates(), _LISTED))
+        names = ", ".join(sweep.space.label(sweep.space.policy_of(s)) for s in specs)
         lines.append(f"candidates ({sweep.space.num_candidates}): {names}")
     beside = ", ".join(name for name, _ in sweep.controls) or "none"
     lines.append(f"controls beside the budget, each on every window: {beside}")
