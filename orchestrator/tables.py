@@ -1,5 +1,6 @@
 """What verbs print for people: the verdict table of a sweep, the metrics and the ledger of a trial."""
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.controls import ControlsReport
 
 _PIPED_WIDTH = 150  # columns, where no terminal says how many there are
+_LISTED = 64  # candidates of a plan
 _MOST_SAID = 160  # characters of an objection in a table
 
 
@@ -70,7 +72,8 @@ def plan_lines(sweep: Sweep) -> list[str]:
     if sweep.space.enumerable:
         specs = (sweep.space.suggest(p) for p in itertools.islice(sweep.space.candidates(), _LISTED))
         names = ", ".join(sweep.space.label(sweep.space.policy_of(s)) for s in specs)
-        lines.append(f"candidates ({sweep.space.num_candidates}): {names}")
+        more = " ..." if sweep.space.num_candidates > _LISTED else ""
+        lines.append(f"candidates ({sweep.space.num_candidates}): {names}{more}")
     beside = ", ".join(name for name, _ in sweep.controls) or "none"
     lines.append(f"controls beside the budget, each on every window: {beside}")
     return lines + [f"note: {note}" for note in sweep.notes]
