@@ -193,7 +193,13 @@ def status(folder: Folder, as_json: Json = False) -> None:
 
 
 @app.command()
-def report(folder: Folder, as_json: Json = False) -> None:
+def report(
+    folder: Folder,
+    rebuild_tracking: Annotated[
+        bool, typer.Option("--rebuild-tracking", help="Make the MLflow store anew from the result files.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Judge a sweep's folder anew and write summary.csv, knee.json, recipe.yaml and report.html.
 
     Example: kvknee report runs/conv
@@ -201,7 +207,7 @@ def report(folder: Folder, as_json: Json = False) -> None:
     with verb(as_json):
         from orchestrator.cli_sweep import report_on, stored
 
-        raise typer.Exit(report_on(folder, stored(folder), as_json, _say_json))
+        raise typer.Exit(report_on(folder, stored(folder), as_json, _say_json, rebuild_tracking))
 
 
 @app.command()

@@ -158,13 +158,31 @@ def _print(folder: SweepFolder, found: Conclusion, unsent: int, as_json: bool, s
     print_conclusion(found, folder)
 
 
-def report_on(path: Path, sweep: Sweep, as_json: bool, say: Say) -> int:
-    """Judge the folder anew and write its files; returns the exit code."""
+def report_on(path: Path, sweep: Sweep, as_json: bool, say: Say, rebuild: bool = False) -> int:
+    """Judge the folder anew and write its files; returns the exit code. `rebuild`: the MLflow store too."""
     folder = SweepFolder(path.resolve())
     with redirect_stdout(sys.stderr):
         found = publish(folder, sweep)
-    _print(folder, found, 0, as_json, say)
-    return found.exit_code
+        unsent = _tracked(folder, sweep, found, rebuild)
+    _print(folder, found, unsent, as_json, say)
+    return found.exit_code or (1 if rebuild and unsent else 0)
+
+
+def _tracked(folder: SweepFolder, sweep: Sweep, found: Conclusion, rebuild: bool) -> int:
+    """The store made anew where that was asked, else what waits in the spool sent -> entries left unsent."""
+    from orchestrator.rebuild import rebuild_tracking, send_waiting
+
+    if not rebuild and being_driven(folder):
+        return 0
+    with sole_driver(folder):
+        done = rebuild_tracking(folder, sweep, found) if rebuild else send_waiting(folder, sweep)
+    if done is None:
+        return 0
+    what = "runs of trials made anew" if rebuild else "entries that waited sent"
+    print(f"tracking: {done.runs} {what}{f'; {done.unsent} not: {done.trouble}' if done.unsent else ''}")
+    if done.aside is not None:
+        print(f"tracking: the old store lies in {done.aside}; delete it when you do not need it")
+    return done.unsent
 
 
 def status_of(path: Path, sweep: Sweep) -> Status:

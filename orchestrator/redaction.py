@@ -42,4 +42,6 @@ def secret_values(env: Mapping[str, str]) -> list[str]:
     """Values of variables whose names look secret, longest first; and passwords of URIs in any variable."""
     found = {value for name, value in env.items() if looks_secret(name)}
     found |= {match["password"] for value in env.values() for match in URI_PASSWORD.finditer(value)}
-    return sorted((v for v in found if len(v) >= _SHORTEST and v != HIDDEN), key=len, reverse=True)
+    return sorted(
+        (v for v in found if len(v) >= _SHORTEST and v != HIDDEN and not v.startswith("/")), key=len, reverse=True
+    )

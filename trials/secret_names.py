@@ -45,7 +45,7 @@ class NotSet(SpecError, OSError):
 def looks_secret(name: str) -> bool:
     """Whether a variable or option of this name usually holds a secret: HF_TOKEN, dbPassword, api-key."""
     words = [word.lower() for word in _WORD.findall(name)]
-    if not words or words[-1] in _LOCATORS:
+    if not words or words[-1] in _LOCATORS or name == "PWD":  # the shell's folder
         return False
     if words[-1] == "token":
         return len(words) == 1 or words[-2] not in _VOCABULARY

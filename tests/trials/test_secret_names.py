@@ -12,7 +12,7 @@ SECRET = (
 )  # fmt: skip
 PLAIN = (
     "eos_token", "eos_token_id", "tokenizer", "tokenizer_mode", "max_num_batched_tokens", "RAY_AUTH_TOKEN_PATH",
-    "RAY_AUTH_MODE", "kv_cache_dtype", "VLLM_LOGGING_LEVEL", "prefix_key", "path",
+    "RAY_AUTH_MODE", "kv_cache_dtype", "VLLM_LOGGING_LEVEL", "prefix_key", "path", "PWD", "OLDPWD",
 )  # fmt: skip
 
 
