@@ -13,7 +13,7 @@ from orchestrator.bounded import bound_words
 from orchestrator.config import Sweep
 from orchestrator.folder import SweepFolder, TrialRecord, write_text
 from search_spaces.knee import Measured, Rules, decide
-from search_spaces.objective import Score, score
+from search_spaces.objective import Score, raced_out, score
 from search_spaces.outcome import Outcome
 from search_spaces.verdicts import describe
 from trials.result import TrialResult
@@ -44,6 +44,8 @@ class Conclusion:
 
 def judged(record: TrialRecord, sweep: Sweep, slo: Slo) -> Score:
     """A finished trial as the optimiser is told of it."""
+    if record.state == "raced":
+        return raced_out(record.card.less_than, record.card.reason, run=False)
     return score(record.result, slo, sweep.config.objective, record.card.reason)
 
 

@@ -18,7 +18,7 @@ from trials.spec import TrialSpec
 from trials.trace import write_whole
 from trials.units import SpecError
 
-State = Literal["running", "complete", "refused", "failed"]
+State = Literal["running", "complete", "refused", "failed", "raced"]  # raced: out of the race, and never run
 Param = int | float | str | bool
 
 
@@ -38,6 +38,7 @@ class TrialCard(BaseModel):
     reason: str = ""
     decides: int | None = None
     reused_from: int | None = None  # the trial whose result this is; then it has no attempts of its own
+    less_than: float | None = None  # state raced: what its capacity is known to stay under
     notes: tuple[str, ...] = ()
 
 

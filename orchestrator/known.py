@@ -1,30 +1,60 @@
-"""What a sweep knows already: finished trials by what they were asked, and trials that wait for a twin."""
+"""What a sweep knows already: finished trials by what they were asked, and trials that wait for others."""
+
+from collections.abc import Callable
 
 from orchestrator.folder import TrialCard, TrialRecord
+from trials.spec import TrialSpec
+
+Asks = Callable[[TrialSpec], str]  # the hash of what a spec asks, whatever a race knew when it asked
 
 
 class Known:
-    """Results of one build of the engine, to be used again, and twins of trials that run."""
+    """Results of one build of the engine, to be used again, and trials that wait.
 
-    def __init__(self, build: str) -> None:
-        self._build = build
-        self._results: dict[str, TrialRecord] = {}  # spec hash -> the first finished trial of this build
-        self._twins: dict[str, list[TrialCard]] = {}  # spec hash -> trials that wait for one that runs
+    A result in full answers a raced question too; a bound answers those that ask for no more than it says.
+    """
+
+    def __init__(self, build: str, asks: Asks) -> None:
+        self._build, self._asks = build, asks
+        self._whole: dict[str, TrialRecord] = {}  # question -> the first finished trial of this build
+        self._bounds: dict[str, TrialRecord] = {}  # question -> the one that was raced out at the lowest load
+        self._waiting: dict[int, list[TrialCard]] = {}  # trial that runs -> trials that wait for it
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(cards) for cards in self._waiting.values())
 
     def learn(self, record: TrialRecord) -> None:
         """A finished trial; what has no result of its own, or is another build's, teaches nothing."""
         card = record.card
-        if record.result is not None and card.build == self._build and card.reused_from is None:
-            self._results.setdefault(card.spec_hash, record)
+        if record.result is None or card.build != self._build or card.reused_from is not None:
+            return
+        asked, bound = self._asks(card.spec), _bound(record)
+        if bound is None:
+            self._whole.setdefault(asked, record)
+        elif asked not in self._bounds or bound < (_bound(self._bounds[asked]) or 0.0):
+            self._bounds[asked] = record
 
-    def answer(self, card: TrialCard) -> TrialRecord | None:
+    def answer(self, spec: TrialSpec) -> TrialRecord | None:
         """The finished trial that answers this one."""
-        return self._results.get(card.spec_hash)
+        asked, ladder = self._asks(spec), spec.measure.ladder
+        if asked in self._whole:
+            return self._whole[asked]
+        found = self._bounds.get(asked)
+        if found is None or ladder is None or ladder.beat is None:
+            return None
+        return found if (_bound(found) or 0.0) <= ladder.beat else None
 
-    def wait(self, card: TrialCard) -> None:
-        """Its twin runs; it is asked again when that one is over."""
-        self._twins.setdefault(card.spec_hash, []).append(card)
+    def wait(self, card: TrialCard, number: int) -> None:
+        """It is placed again when trial `number` is over."""
+        self._waiting.setdefault(number, []).append(card)
 
-    def released(self, card: TrialCard) -> list[TrialCard]:
+    def released(self, number: int) -> list[TrialCard]:
         """Those that waited for this one."""
-        return self._twins.pop(card.spec_hash, [])
+        return self._waiting.pop(number, [])
+
+
+def _bound(record: TrialRecord) -> float | None:
+    """The load that a trial had to beat and did not; None where it answers in full."""
+    capacity = record.result.capacity if record.result else None
+    return capacity.less_than if capacity else None

@@ -47,8 +47,10 @@ class Running:
         """Trial -> what it last said of itself."""
         return {number: active.says for number, active in self._active.items()}
 
-    def runs(self, spec_hash: str) -> bool:
-        return any(a.card.spec_hash == spec_hash for a in self._active.values())
+    @property
+    def cards(self) -> list[TrialCard]:
+        """Of the trials under way."""
+        return [active.card for active in self._active.values()]
 
     def take_in(self, record: TrialRecord) -> None:
         """Remember the speed probes of an earlier driver's trial."""

@@ -74,7 +74,9 @@ class SweepStudy:
         """Put in whatever of controls and grid is not yet there; a plan cut short by a kill is completed."""
         planned = list(self._sweep.control_points())
         if self._sweep.config.sampler == "exhaustive":
-            planned = [*self._sweep.grid(), *planned]
+            # In a race controls come first: what they come to answers the points of the grid that they are.
+            grid = list(self._sweep.grid())
+            planned = [*planned, *grid] if self._sweep.config.races else [*grid, *planned]
         known = {self._key(t) for t in self._trials()} if planned else set()
         for point in planned:
             if _key_of(point) not in known:
@@ -146,20 +148,25 @@ class SweepStudy:
         return _SpaceTPE(self._distributions, seed)
 
     def tell(self, number: int, score: Score) -> None:
-        """Value and constraints of a finished trial; without a value it is a FAIL. A second telling is void."""
+        """Value and constraints of a finished trial; without a value it is a FAIL. A second telling is void.
+
+        One that lost a race is told its bound as an infeasible value; one that was never run is PRUNED.
+        """
         trial = self._handles.pop(number, None)
         if trial is None:
             return
-        if score.value is None:
-            self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+        value = score.less_than if score.value is None else score.value
+        if value is None or not score.run:
+            state = TrialState.FAIL if score.run else TrialState.PRUNED
+            self._study.tell(trial, state=state, skip_if_finished=True)
             return
-        for name, value in score.constraints:
-            trial.set_constraint(name, value)
-        self._study.tell(trial, score.value, skip_if_finished=True)
+        for name, bound in score.constraints:
+            trial.set_constraint(name, bound)
+        self._study.tell(trial, value, skip_if_finished=True)
 
     def finished(self) -> set[int]:
         """Numbers that the journal has as told."""
-        return {t.number for t in self._trials(TrialState.COMPLETE, TrialState.FAIL)}
+        return {t.number for t in self._trials(TrialState.COMPLETE, TrialState.FAIL, TrialState.PRUNED)}
 
     def planned(self) -> int:
         """How many trials there will be: budget and controls."""

@@ -5,6 +5,7 @@ of them finds on resume what stands on disk, and tells it without running it aga
 `running`; what needs no run is `known`; what ends the asking early is `stopping`.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 from orchestrator.conclude import judged
@@ -12,6 +13,7 @@ from orchestrator.config import Sweep
 from orchestrator.folder import TrialCard, TrialRecord
 from orchestrator.known import Known
 from orchestrator.progress import Tally
+from orchestrator.racing import Out, Race
 from orchestrator.rooms import Rooms as Rooms
 from orchestrator.running import Running
 from orchestrator.stopping import Standing, Stop, first_reason
@@ -33,9 +35,10 @@ class Driver:
         self._study = SweepStudy(rooms.folder.journal, sweep)
         self._controls_of = self._control_hashes()
         self._running = Running(sweep, rooms, self._labels)
-        self._known = Known(rooms.build)
+        self._known = Known(rooms.build, sweep.question)
+        self._race = Race(sweep) if sweep.config.races else None
+        self._ready: deque[TrialCard] = deque()  # asked for, and waited for what is over now
         self._tally = Tally()
-        self._exhausted = False
         self.stopped: str | None = None
         self._take_in(rooms.folder.load_trials())
 
@@ -53,7 +56,7 @@ class Driver:
             while True:
                 self._fill()
                 self._show()
-                if not len(self._running):
+                if not self._running.cards:
                     return
                 for event in self._rooms.executor.wait(_WAIT_S):
                     ended = self._running.hear(event)
@@ -68,17 +71,19 @@ class Driver:
         return 1 if self._sweep.measured else self._rooms.executor.slots
 
     def _fill(self) -> None:
-        while len(self._running) < self.at_once and not self._exhausted and self._may_ask():
-            asked = self._study.ask()
-            if asked is None:
-                self._exhausted = True
+        while len(self._running) < self.at_once:
+            if self._ready:
+                self._place(self._ready.popleft())
+            elif self._may_ask() and (asked := self._study.ask()) is not None:
+                self._begin(asked)
+            else:
                 return
-            self._begin(asked)
 
     def _may_ask(self) -> bool:
-        standing = Standing(
-            self._rooms.now_s(), sum(self._tally.states.values()), len(self._running), sum(self._running.walls_s)
-        )
+        if self._known.num_waiting >= self.at_once:
+            return False  # what they wait for runs; asking further ahead would be asking in ignorance
+        finished = sum(self._tally.states.values())
+        standing = Standing(self._rooms.now_s(), finished, len(self._running), sum(self._running.walls_s))
         self.stopped = first_reason(self._stops, standing)
         return self.stopped is None
 
@@ -88,22 +93,51 @@ class Driver:
         except SpecError as error:
             self._impossible(asked, str(error))
             return
-        card = self._card(asked, spec)
+        card = self._as_it_stood(self._card(asked, spec))
         if self._running.stands(card):
             self._rooms.viewer.say(f"trial {asked.number}: its result stands on disk and is told")
             self._finish(self._running.settled(card))
         else:
             self._place(card)
 
+    def _as_it_stood(self, card: TrialCard) -> TrialCard:
+        """With the spec that an earlier driver ran it with, where it did: a race may know other things now."""
+        standing = self._rooms.folder.load_trial(card.number)
+        if standing is None or not standing.attempts:
+            return card
+        if self._sweep.question(standing.spec) != self._sweep.question(card.spec):
+            return card
+        return card.model_copy(update={"spec": standing.spec, "spec_hash": standing.card.spec_hash})
+
     def _place(self, card: TrialCard) -> None:
-        """Reuse what is known of this spec, wait for its twin that runs, or run it."""
-        if (source := self._known.answer(card)) is not None:
-            self._reuse(card, source)
-        elif self._running.runs(card.spec_hash):
+        """Wait for what decides it, tell it as out of the race, reuse what is known of its spec, or run it."""
+        if (before := self._before(card)) is not None:
             self._rooms.folder.save_card(card)
-            self._known.wait(card)
+            self._known.wait(card, before)
+            return
+        if self._race is not None:
+            asked = self._race.asked(card)
+            if isinstance(asked, Out):
+                self._finish(card.model_copy(update={
+                    "state": "raced", "reason": asked.why, "less_than": asked.less_than,
+                }))  # fmt: skip
+                return
+            card = card.model_copy(update={"spec": asked, "spec_hash": self._sweep.hash(asked)})
+        if (source := self._known.answer(card.spec)) is not None:
+            self._reuse(card, source)
         else:
             self._running.submit(card)
+
+    def _before(self, card: TrialCard) -> int | None:
+        """The trial that runs and has to be over first: its twin, or its candidate's first window in a race."""
+        asks = self._sweep.question(card.spec)
+        first = self._race.first_of(card) if self._race is not None else None
+        for other in self._running.cards:
+            if self._sweep.question(other.spec) == asks:
+                return other.number
+            if first is not None and other.repeat == 0 and self._sweep.candidate(other.spec) == first:
+                return other.number
+        return None
 
     def _card(self, asked: Asked, spec: TrialSpec) -> TrialCard:
         return TrialCard(
@@ -126,24 +160,26 @@ class Driver:
         )  # fmt: skip
 
     def _finish(self, card: TrialCard) -> None:
-        """Card, then journal; then those that waited for this very spec."""
+        """Card, then journal; then those that waited for it."""
         self._rooms.folder.save_card(card)
         record = self._rooms.folder.load_trial(card.number)
         assert record is not None
-        if card.reused_from is not None and (source := self._known.answer(card)) is not None:
+        if card.reused_from is not None and (source := self._known.answer(card.spec)) is not None:
             record = TrialRecord(card, (), source.result, source.folder, source.info)
         self._study.tell(card.number, judged(record, self._sweep, self._slo))
         self._count(record)
-        for twin in self._known.released(card):
-            self._place(twin)
+        self._ready.extend(self._known.released(card.number))
 
     def _count(self, record: TrialRecord) -> None:
         self._known.learn(record)
         card = record.card
         state = "reused" if card.reused_from is not None else card.state
         value = judged(record, self._sweep, self._slo)
-        may_win = value.feasible and self._sweep.space.contains(self._sweep.space.policy_of(card.spec))
-        self._tally.count(state, self._sweep.space.label(self._sweep.space.policy_of(card.spec)), value.value if may_win else None)
+        if self._race is not None:
+            self._race.learn(card, value)
+        space, policy = self._sweep.space, card.spec.policy
+        may_win = value.feasible and space.contains(policy)
+        self._tally.count(state, space.label(policy), value.value if may_win else None)
 
     def _control_hashes(self) -> dict[str, list[str]]:
         """Spec hash -> the controls that it is; a grid point may be one."""

@@ -29,7 +29,8 @@ class PhaseScore:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """`value` None: the trial answered nothing that can be told (failed, or not a number)."""
+    """`value` None: the trial answered nothing that can be told (failed, or not a number), or it was raced out:
+    then its value is `less_than` this. `run` False: raced out without a replay of its own."""
 
     value: float | None
     constraints: tuple[tuple[str, float], ...]  # <= 0 holds; inf where a limit is missed without bound
@@ -37,6 +38,8 @@ class Score:
     grounds: tuple[str, ...] = ()  # beside its clauses: why it cannot win
     phases: tuple[PhaseScore, ...] = ()
     waste_per_token: tuple[tuple[str, float], ...] = ()  # load -> waste byte-seconds per qualified token
+    less_than: float | None = None
+    run: bool = True
 
     @property
     def missed(self) -> tuple[ClauseSeen, ...]:
@@ -60,6 +63,8 @@ def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") 
         return Score(None, (), (), (f"failed: {brief(result.reason)}",))
     if result.status == "refused":
         return Score(0.0, (("refused", 1.0),), (), (f"refused: {brief(result.reason)}",))
+    if result.capacity is not None and result.capacity.less_than is not None:
+        return raced_out(result.capacity.less_than, f"raced out: capacity {result.capacity.words}")
     value = OBJECTIVES[objective](result.metrics)
     if not math.isfinite(value):
         return Score(None, (), (), (f"{objective} is not a number",))
@@ -78,6 +83,11 @@ def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") 
               for r in _by_phase(result, decides)),
         tuple((r.load, _waste(r)) for r in result.replays if r.phase == decides.phase and _counts(r)),
     )  # fmt: skip
+
+
+def raced_out(less_than: float | None, why: str, run: bool = True) -> Score:
+    """One that cannot win any more, whatever its value is: it is less than what it had to beat."""
+    return Score(None, (("raced_out", 1.0),), (), (why,), less_than=less_than, run=run)
 
 
 def shown(value: float) -> str:

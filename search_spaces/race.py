@@ -3,6 +3,9 @@
 Every candidate is measured on the same rungs (trials/bracket.py). The first is searched whole. Each one behind it
 is probed a lead above the incumbent's best rung, where one that is no better fails, and early; one that holds there
 becomes the incumbent and is searched from where it stands. Further windows are for survivors alone.
+
+`race` is the whole race as one function of whether a rung holds. `Standings` is the same rule for a driver that
+asks one trial after another: what the race knows goes into each trial's spec.
 """
 
 import math
@@ -10,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from trials.bracket import Bracket, search
+from trials.bracket import Bracket, rung_from, rungs, search
+from trials.spec import Ladder
 
 HoldsAt = Callable[[int, int, int], bool]  # (candidate, window, rung)
 
@@ -80,3 +84,82 @@ def _on_all_windows(
             break
     winner, rungs_of = best if best is not None else (None, ())
     return Raced(winner, rungs_of, tuple(field), tuple(rejected), tuple(dropped))
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """One candidate on one window: its capacity, or the load that it had to beat and did not, or neither."""
+
+    value: float | None
+    less_than: float | None = None
+    leads: bool = True  # it may win: a control outside the space, or what is not eligible, sets no pace
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a candidate is asked on a window. `out`: why it is not asked at all; `less_than` is then its bound."""
+
+    beat: float | None = None
+    near: float | None = None
+    out: str | None = None
+    less_than: float | None = None
+
+
+class Standings:
+    """What a race knows so far; candidates by any name of their own."""
+
+    def __init__(self, ladder: Ladder, min_gain: float) -> None:
+        self._values, self._min_gain = rungs(ladder), min_gain
+        self._seen: dict[tuple[str, int], Finish] = {}
+
+    def learn(self, candidate: str, repeat: int, finish: Finish) -> None:
+        """A finished trial. A capacity is worth more than a bound, and a lower bound more than a higher one."""
+        known = self._seen.get((candidate, repeat))
+        if known is None or _rank(finish) < _rank(known):
+            self._seen[candidate, repeat] = finish
+
+    def knows(self, candidate: str, repeat: int) -> bool:
+        return (candidate, repeat) in self._seen
+
+    def question(self, candidate: str, repeat: int, raced: bool) -> Question:
+        """`raced` False: a control, whose capacity is wanted whatever it is."""
+        if raced and repeat and (lost := self._lost(candidate)) is not None:
+            return lost
+        leader = self._leader(0)
+        if not raced or repeat or leader is None:
+            return Question(near=self._near(candidate, repeat))
+        wanted = leader * (1 + self._min_gain)
+        rung = rung_from(self._values, wanted)
+        if rung is None:
+            return Question(
+                out=f"raced out: nothing on the ladder lies {self._min_gain:.1%} above {leader:g}", less_than=wanted
+            )
+        return Question(beat=self._values[rung])
+
+    def to_be_worse(self, value: float) -> float | None:
+        """The load that a candidate must miss to be worse than `value` by min_gain; None where there is none."""
+        above = [v for v in self._values if v > value / (1 + self._min_gain)]
+        return above[0] if above and above[0] <= value else None
+
+    def _lost(self, candidate: str) -> Question | None:
+        """Further windows are for survivors: those whose capacity on the first one is known."""
+        first = self._seen.get((candidate, 0))
+        if first is None or first.value is not None:
+            return None
+        if first.less_than is not None:
+            return Question(out="raced out on the first window", less_than=first.less_than)
+        return Question(out="it holds no load on the first window")
+
+    def _leader(self, repeat: int) -> float | None:
+        """The highest capacity on this window of those that may win."""
+        found = [f.value for (_, r), f in self._seen.items() if r == repeat and f.leads and f.value is not None]
+        return max(found, default=None)
+
+    def _near(self, candidate: str, repeat: int) -> float | None:
+        """Its own capacity on the first window that it has one on, else the leader's here, else on the first."""
+        own = sorted((r, f.value) for (c, r), f in self._seen.items() if c == candidate and f.value is not None)
+        return own[0][1] if own else self._leader(repeat) or self._leader(0)
+
+
+def _rank(finish: Finish) -> tuple[bool, float]:
+    return finish.value is None, math.inf if finish.less_than is None else finish.less_than
