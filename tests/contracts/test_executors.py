@@ -192,7 +192,7 @@ def test_a_traceback_is_kept_in_the_reason(executor: Executor, job_of: JobOf) ->
 
 def test_an_engine_without_memory_has_refused_and_an_error_names_its_log(executor: Executor, job_of: JobOf) -> None:
     job = job_of("exhaust")
-    refused, failed = end_of(executor, job), end_of(executor, job_of("raise"))
+    refused, failed = end_of(executor, job), end_of(executor, job_of("raise", 2))
     assert isinstance(refused, Lost)
     assert isinstance(failed, Lost)
     assert (refused.refused, refused.infrastructure) == (True, False)
