@@ -1,7 +1,7 @@
 """`kvknee report DIR --rebuild-tracking`: the MLflow store of a sweep made anew from its result files.
 
-A store inside the sweep's folder is moved aside, never deleted. Elsewhere, runs that are missing are made, and those
-that stand there are sent once more; runs of other sweeps are not touched.
+A store inside the sweep's folder is moved aside, never deleted. Elsewhere, runs that are missing are made, and
+those that stand there are sent once more; runs of other sweeps are not touched.
 """
 
 from dataclasses import dataclass, replace

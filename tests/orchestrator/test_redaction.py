@@ -5,11 +5,9 @@ import pytest
 from orchestrator.redaction import redacted, secret_values, without_password
 
 ENV = {
-    "HF_TOKEN": "hf_12345678",
-    "SHORT_TOKEN": "abc",
-    "HTTP_PROXY": "http://me:pr0xypass@proxy",
-    "HOME": "/home/me",
-}
+    "HF_TOKEN": "hf_12345678", "SHORT_TOKEN": "abc", "HTTP_PROXY": "http://me:pr0xypass@proxy",
+    "SSH_SECRET": "/home/me",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
