@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -11,6 +12,9 @@ from trials.slo import parse_slo
 from trials.spec import MODELLED
 from trials.trace import load_trace
 from trials.units import SpecError
+
+if TYPE_CHECKING:
+    from orchestrator.bound_answer import Bound
 
 _NUM_REQUESTS = 200
 _FILE = "bound.json"
@@ -34,12 +38,17 @@ def bound_first(folder: SweepFolder, sweep: Sweep) -> None:
     print(f"bound: {found.words}", file=sys.stderr)
 
 
-def bound_words(folder: SweepFolder) -> str:
-    """What the bound said, as a note of the outcome; empty where there is none."""
+def load_bound(folder: SweepFolder) -> "Bound | None":
+    """What the bound found; None where none was taken, or its file is not whole."""
     from orchestrator.bound_answer import Bound
 
     try:
-        found = Bound.model_validate_json((folder.path / _FILE).read_text(encoding="utf-8"))
+        return Bound.model_validate_json((folder.path / _FILE).read_text(encoding="utf-8"))
     except (OSError, ValidationError, UnicodeDecodeError):
-        return ""
-    return f"bound (modelled, {found.requests} requests): {found.words}"
+        return None
+
+
+def bound_words(folder: SweepFolder) -> str:
+    """What the bound said, as a note of the outcome; empty where there is none."""
+    found = load_bound(folder)
+    return "" if found is None else f"bound (modelled, {found.requests} requests): {found.words}"

@@ -18,9 +18,11 @@ from trials.result import Effective, Percentiles, TrialResult
 from trials.units import SpecError
 
 Floats = NDArray[np.float64]
+Frame = pd.DataFrame  # for rooms that hand frames on and do not look into them
 
 MAX_BINS = 600
 BINNED_COLUMNS = ("phase", "load", "start_ns", "duration_ns", "idle", "pool_bytes", *ACCOUNTS)  # what bins need
+DRAWN_COLUMNS = (*BINNED_COLUMNS, "num_decodes", "decode_blocks", "burst_blocks", "bound_blocks")
 _TIMES = ("ttft_ms", "itl_ms", "tpot_ms", "e2el_ms")
 
 

@@ -91,6 +91,11 @@ def paragraph(words: str, css: str = "") -> str:
     return f"<p{_css(css)}>{text(words)}</p>"
 
 
+def nothing(why: str) -> str:
+    """An empty panel says why it is empty."""
+    return paragraph(why, "nothing")
+
+
 def items(lines: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{text(line)}</li>' for line in lines)}</ul>" if lines else ""
 

@@ -11,16 +11,28 @@ from string import Template
 from orchestrator.folder import SweepFolder, write_text
 from orchestrator.markup import paragraph, section, text
 from orchestrator.page_answer import answer, knee, verdicts
+from orchestrator.page_gain import gain
 from orchestrator.page_identity import again, candidates, identity, surroundings
+from orchestrator.page_latency import latency
 from orchestrator.page_ledger import ledgers, tokens
+from orchestrator.page_pressure import churn, pressure
+from orchestrator.page_search import search
+from orchestrator.page_waste import breakdown, waste
 from orchestrator.shown import Sweep, read_sweep
 
 _SECTIONS: tuple[tuple[str, str, Callable[[Sweep], str]], ...] = (
     ("answer", "Answer", answer),
     ("knee", "The knee", knee),
     ("verdicts", "Verdicts", verdicts),
+    ("gain", "What could be gained", gain),
     ("ledger", "Where every byte went", ledgers),
-    ("tokens", "Tokens, slots and step time", tokens),
+    ("tokens", "Three numbers apart", tokens),
+    ("breakdown", "By request length and state", breakdown),
+    ("waste", "Waste", waste),
+    ("pressure", "Who was kept out", pressure),
+    ("churn", "Churn", churn),
+    ("latency", "Latency beside occupancy", latency),
+    ("search", "The search", search),
     ("candidates", "Every candidate", candidates),
     ("hashes", "Hashes", identity),
     ("environment", "Environment", surroundings),
@@ -35,13 +47,12 @@ def write_report(folder: Path) -> Path:
     """
     sweep = read_sweep(SweepFolder(folder))
     made = [(key, heading, make(sweep)) for key, heading, make in _SECTIONS]
-    kept = [(key, heading, body) for key, heading, body in made if body]
     files = resources.files("orchestrator")
     page = Template(files.joinpath("page.html").read_text(encoding="utf-8")).substitute(
         title=text(sweep.name),
         style=files.joinpath("page.css").read_text(encoding="utf-8"),
-        nav=" ".join(f'<a href="#{key}">{text(heading)}</a>' for key, heading, _ in kept),
-        body="\n".join(section(key, heading, body) for key, heading, body in kept),
+        nav=" ".join(f'<a href="#{key}">{text(heading)}</a>' for key, heading, _ in made),
+        body="\n".join(section(key, heading, body) for key, heading, body in made),
         footer=paragraph("Block sizes in tokens; KiB, MiB and GiB in powers of 1024; times in milliseconds."),
     )
     write_text(sweep.folder.report_html, page)

@@ -1,8 +1,9 @@
 """The report's answer: sentence, evidence and interval, the knee, the verdicts. The words are knee.json's."""
 
-from orchestrator import plots_knee
-from orchestrator.markup import Cell, Value, badge, figures, folded, items, number, paragraph, table, text
-from orchestrator.shown import Quantity, Sweep, knee_points, quantities
+from orchestrator.markup import Cell, Value, badge, figures, folded, items, nothing, number, paragraph, table, text
+from orchestrator.plots_knee import knee_svg
+from orchestrator.shown import Sweep
+from orchestrator.shown_quantities import Quantity, knee_points, leaders, quantities
 from search_spaces.outcome import CandidateOutcome, Interval, Outcome
 from search_spaces.verdicts import UNITS
 
@@ -40,12 +41,12 @@ def _intervals(outcome: Outcome) -> list[str]:
     unit = UNITS.get(outcome.objective, outcome.objective)
     lines = [f"{won.label}: {_range(won)}, in {unit}."]
     lines += [
-        f"The default, {c.label}, is behind the best by {_interval(c.behind_best)}."
+        f"The default, {c.label}, is behind the best by {spelt(c.behind_best)}."
         for c in outcome.candidates
         if c.is_default and c.label != won.label and c.behind_best is not None
     ]
     if won.behind_best is not None and won.behind_best.mean > 0:
-        lines.append(f"It is behind the best mean by {_interval(won.behind_best)}, which is within the tie.")
+        lines.append(f"It is behind the best mean by {spelt(won.behind_best)}, which is within the tie.")
     if set(outcome.tied) - {won.label}:
         lines.append(f"{len(outcome.tied)} are tied: {', '.join(outcome.tied)}. Judged so: {outcome.noise}.")
     if outcome.smallest_effect is not None:
@@ -69,15 +70,17 @@ def _range(c: CandidateOutcome) -> str:
     return number(c.value) + (many if len(finite) > 1 else " (one repeat: no interval)")
 
 
-def _interval(i: Interval) -> str:
+def spelt(i: Interval) -> str:
+    """`3.5 [1 to 6]`."""
     return f"{number(i.mean)} [{number(i.low)} to {number(i.high)}]"
 
 
 def knee(sweep: Sweep) -> str:
-    found = quantities(_slo(sweep), sweep.short_evidence)
-    points = [knee_points(sweep.shown, q) for q in found]
+    """The objective and the latencies against block size, with limits, feasible region and controls."""
+    found, leads = quantities(sweep), leaders(sweep)
+    points = [knee_points(sweep.shown, q, leads) for q in found]
     drawn = [
-        (plots_knee.knee_svg(p, q.panel, f"knee{i}"), _knee_caption(q))
+        (knee_svg(p, q.panel, f"knee{i}"), _knee_caption(q))
         for i, (q, p) in enumerate(zip(found, points, strict=True))
     ]
     head = ["candidate", "block size", "role", "feasible"]
@@ -92,16 +95,11 @@ def knee(sweep: Sweep) -> str:
     marks = [s.role == "chosen" for s in sweep.shown]
     note = (
         "Means over repeats, bars from the lowest to the highest. Filled: feasible; hollow: not. "
-        "A line joins what was searched."
+        "A line joins the best that was searched at each block size."
     )
     return (
         figures(drawn) + paragraph(note, "note") + folded("Data", table("The knee in numbers", head, rows, marks))
     )
-
-
-def _slo(sweep: Sweep) -> str:
-    """Of the trials; before there is one, of the sweep."""
-    return sweep.records[0].spec.slo if sweep.records else str(sweep.settings.get("slo", ""))
 
 
 def _knee_caption(q: Quantity) -> str:
@@ -112,7 +110,7 @@ def _knee_caption(q: Quantity) -> str:
 
 def verdicts(sweep: Sweep) -> str:
     if sweep.outcome is None:
-        return ""
+        return nothing("Nothing is judged before the sweep has ended.")
     rows: list[list[Value]] = [
         [v.option + (" (control)" if v.control else ""), Cell(v.signal, "text"), Cell(v.verdict, v.verdict),
          Cell(v.reason, "text")]

@@ -37,7 +37,7 @@ _RC = {
     "legend.fontsize": 8, "path.simplify": True, "axes.grid": True, "grid.color": INK, "grid.alpha": 0.12,
     "grid.linewidth": 0.6, "axes.titlesize": 9.5, "axes.titlelocation": "left", "axes.axisbelow": True,
 }  # fmt: skip
-_TITLE_CHARS = 50  # a line of a title, before it runs out of the figure
+TITLE_CHARS = 50  # a line of a title, before it runs out of the figure
 _NUMBER = re.compile(r"-?\d+\.\d{2,}")
 
 
@@ -52,15 +52,20 @@ class Said:
 
 def figure(said: Said, size: tuple[float, float], draw: Callable[[Any], None]) -> str:
     """Draw with the house's settings on a figure of so many inches -> an inline SVG fragment."""
+    return _inline(_painted(said.key, size, draw), said)
+
+
+def _painted(salt: str, size: tuple[float, float], draw: Callable[[Any], None]) -> str:
+    """What matplotlib makes of it: a whole SVG file."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({**_RC, "svg.hashsalt": said.key}):
+    with matplotlib.rc_context({**_RC, "svg.hashsalt": salt}):
         drawn = Figure(figsize=size, layout="constrained")
         draw(drawn)
         buffer = io.StringIO()
         drawn.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return _inline(buffer.getvalue(), said)
+    return buffer.getvalue()
 
 
 def _inline(svg: str, said: Said) -> str:
@@ -92,7 +97,7 @@ def _short(number: re.Match[str]) -> str:
 
 def titled(axes: Any, words: str) -> None:
     """A title that breaks between words before it runs out of the figure."""
-    axes.set_title("\n".join(textwrap.wrap(words, _TITLE_CHARS)))
+    axes.set_title("\n".join(textwrap.wrap(words, TITLE_CHARS)))
 
 
 def legend_above(axes: Any, columns: int = 3) -> None:
@@ -100,7 +105,7 @@ def legend_above(axes: Any, columns: int = 3) -> None:
     lines = axes.get_title("left").count("\n")
     axes.legend(
         loc="lower center", bbox_to_anchor=(0.5, 1.1 + 0.075 * lines), ncols=columns, handlelength=1.4,
-        handletextpad=0.4, columnspacing=1.0,
+        handletextpad=0.4, columnspacing=1.0, markerscale=0.7,
     )  # fmt: skip
 
 

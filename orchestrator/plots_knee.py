@@ -27,6 +27,7 @@ class KneePoint:
     role: Role
     in_space: bool = True  # False: a control outside the searched space, off the line
     leads: bool = True
+    control: bool = False  # answers to a control, whatever else it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ def _draw_knee(drawn: Any, points: Sequence[KneePoint], panel: Panel) -> None:
         group = [p for p in points if p.role == role]
         if group:
             _scatter(axes, group, marker, PALETTE[colour], size)
+    _ring_controls(axes, points)
     _name_controls(axes, points)
     if panel.limit is not None:
         axes.axhline(
@@ -104,6 +106,14 @@ def _scale(axes: Any, points: Sequence[KneePoint], panel: Panel) -> None:
         axes.set_ylim(min(values) / 1.5, max(values) * 1.5)
     else:
         axes.set_ylim(0, max(values) * 1.12 or 1.0)
+
+
+def _ring_controls(axes: Any, points: Sequence[KneePoint]) -> None:
+    """A control that is also something else keeps its own mark, with a square around it."""
+    both = [p for p in points if p.control and p.role != "control"]
+    if both:
+        axes.scatter([p.block_size for p in both], [p.middle for p in both], s=230, marker="s", facecolors="none",
+                     edgecolors=PALETTE["purple"], linewidths=1.0, label="also a control", zorder=2)  # fmt: skip
 
 
 def _name_controls(axes: Any, points: Sequence[KneePoint]) -> None:

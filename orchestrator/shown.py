@@ -3,23 +3,22 @@
 Nothing is chosen here. Before knee.json exists, trials stand grouped by what was varied and nobody is chosen.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+from orchestrator.bound_answer import Bound
+from orchestrator.bounded import load_bound
 from orchestrator.folder import SweepFolder, TrialRecord
+from orchestrator.frames import DRAWN_COLUMNS, Frame, deciding_rows, read_columns
 from orchestrator.plots import Role
-from orchestrator.plots_knee import KneePoint, Panel
 from orchestrator.recipe import Recipe, load_recipe
 from search_spaces.outcome import CandidateOutcome, Outcome
 from trials.result import TrialResult
-from trials.slo import Clause, parse_slo
 from trials.spec import read_yaml
 
-_NAMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2el": "E2EL"}
-_ALWAYS = ("ttft", "itl")
+_IN_FOCUS = 8  # candidates whose ledgers are drawn; the tables have all
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,23 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
+class Focus:
+    """A candidate that is looked at closely: its first repeat's result, and the ledger rows of what decided."""
+
+    shown: Shown
+    key: str
+    record: TrialRecord
+    result: TrialResult
+    rows: Frame
+
+    @property
+    def title(self) -> str:
+        return self.shown.title
+
+
+@dataclass(frozen=True, slots=True)
 class Sweep:
-    """All that the page is made of, read once."""
+    """All that the page is made of, read once. `focus`: the winner or nearest miss, the default, the controls."""
 
     folder: SweepFolder
     name: str
@@ -69,10 +83,23 @@ class Sweep:
     outcome: Outcome | None
     recipe: Recipe | None
     shown: list[Shown]
+    bound: Bound | None = None
+    focus: tuple[Focus, ...] = ()
 
     @property
     def chosen(self) -> Shown | None:
         return next((s for s in self.shown if s.role == "chosen"), None)
+
+    @property
+    def slo(self) -> str:
+        """Of the trials; before there is one, of the sweep."""
+        return self.records[0].spec.slo if self.records else str(self.settings.get("slo", ""))
+
+    @property
+    def objective(self) -> str:
+        """What was maximised, as knee.json or the sweep names it."""
+        asked = self.settings.get("objective", "qualified_output_throughput")
+        return self.outcome.objective if self.outcome is not None else str(asked)
 
     @property
     def ended(self) -> int:
@@ -108,7 +135,32 @@ def read_sweep(folder: SweepFolder) -> Sweep:
     outcome = folder.load_outcome()
     recipe = load_recipe(folder.recipe_yaml) if folder.recipe_yaml.is_file() else None
     name = str(settings.get("name") or folder.path.resolve().name)
-    return Sweep(folder, name, settings, records, outcome, recipe, shown_candidates(outcome, records))
+    shown = shown_candidates(outcome, records)
+    return Sweep(
+        folder, name, settings, records, outcome, recipe, shown, load_bound(folder), _focus(shown, outcome)
+    )
+
+
+def _focus(shown: Sequence[Shown], outcome: Outcome | None) -> tuple[Focus, ...]:
+    """The winner (or the nearest miss) first, then the default, then controls; before knee.json, what there is."""
+    miss = outcome.nearest_miss.label if outcome and outcome.nearest_miss else None
+    default = {c.label for c in outcome.candidates if c.is_default} if outcome else set()
+
+    def rank(s: Shown) -> int:
+        first = s.role == "chosen" or s.label == miss
+        return 0 if first else 1 if s.label in default else 2 if s.controls else 3
+
+    wanted = sorted((s for s in shown if outcome is None or rank(s) < 3), key=rank)
+    found = (_focused(s, str(i)) for i, s in enumerate(wanted[:_IN_FOCUS]))
+    return tuple(f for f in found if f is not None)
+
+
+def _focused(shown: Shown, key: str) -> Focus | None:
+    record = shown.decisive
+    if record is None or record.result is None or record.result.effective is None:
+        return None
+    rows = deciding_rows(read_columns(ledger_of(record), DRAWN_COLUMNS), record.result)
+    return Focus(shown, key, record, record.result, rows)
 
 
 def ledger_of(record: TrialRecord) -> Path:
@@ -168,49 +220,3 @@ def _unjudged(label: str, group: Sequence[TrialRecord]) -> Shown:
     role: Role = "control" if first.control is not None else "candidate"
     controls = (first.control,) if first.control is not None else ()
     return Shown(label, size, role, first.control is None, holds, tuple(group), (), controls)
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """What a panel plots, and how it is read from a result. None = not finite."""
-
-    panel: Panel
-    read: Callable[[TrialResult], float | None]
-
-
-def quantities(slo_text: str, evidence: str) -> list[Quantity]:
-    """Qualified throughput, each SLO clause with its limit, then p99 of TTFT and ITL where no clause has them."""
-    panel = Panel("Qualified output", "tokens/s", evidence)
-    found = [Quantity(panel, lambda r: r.metrics.qualified_output_throughput)]
-    clauses = parse_slo(slo_text).clauses
-    found += [_of_clause(clause, evidence) for clause in clauses]
-    for name in _ALWAYS:
-        if name not in {c.metric for c in clauses}:
-            found.append(_of_percentile(name, evidence))
-    return found
-
-
-def _of_clause(clause: Clause, evidence: str) -> Quantity:
-    title = f"{_NAMES[clause.metric]} p{clause.percentile:g}"
-    panel = Panel(title, "ms", evidence, clause.limit_ns / 1e6)
-    return Quantity(panel, lambda r: r.metrics.slo_values_ms.get(clause.text))
-
-
-def _of_percentile(name: str, evidence: str) -> Quantity:
-    def read(result: TrialResult) -> float | None:
-        value: float | None = getattr(result.metrics, f"{name}_ms").p99
-        return value
-
-    return Quantity(Panel(f"{_NAMES[name]} p99", "ms", evidence), read)
-
-
-def knee_points(shown: Sequence[Shown], quantity: Quantity) -> list[KneePoint]:
-    """One point a candidate: mean over its repeats, and their range; none where a repeat has no finite value."""
-    points = []
-    for s in shown:
-        read = [quantity.read(r) for r in s.results]
-        values = [v for v in read if v is not None]
-        whole = bool(values) and len(values) == len(read)
-        middle, low, high = (fmean(values), min(values), max(values)) if whole else (None, None, None)
-        points.append(KneePoint(s.label, s.block_size, middle, low, high, s.feasible, s.role, s.in_space))
-    return points

@@ -17,7 +17,7 @@ HOMES = {
     "mlflow": {
         f"orchestrator/tracking_{room}.py" for room in ("check", "content", "recipe", "registry", "runs", "send")
     },
-    "pandas": {"orchestrator/frames.py", "orchestrator/plots.py", "orchestrator/page.py"},
+    "pandas": {"orchestrator/frames.py", "orchestrator/frames_gaps.py"},
     "matplotlib": {"orchestrator/plots.py"},
 }
 PURE = {"pydantic", "pydantic_core", "yaml", "numpy", "pyarrow"}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from made_sweep import WINNER, build, made_outcome, save_outcome
 
+from orchestrator import plots
 from orchestrator.folder import SweepFolder
 from orchestrator.page import write_report
 from orchestrator.recipe import write_recipe
@@ -15,7 +16,10 @@ from search_spaces.outcome import NearestMiss
 from trials.result import load_result, save_result
 from trials.units import SpecError
 
-SECTIONS = ("answer", "knee", "verdicts", "ledger", "tokens", "candidates", "hashes", "environment", "reproduce")
+SECTIONS = (
+    "answer", "knee", "verdicts", "gain", "ledger", "tokens", "breakdown", "waste", "pressure", "churn", "latency",
+    "search", "candidates", "hashes", "environment", "reproduce",
+)  # fmt: skip
 _VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "rect"}
 
 
@@ -70,7 +74,9 @@ def html(made: SweepFolder) -> str:
 
 
 @pytest.fixture
-def sweep(made: SweepFolder, tmp_path: Path) -> SweepFolder:
+def sweep(made: SweepFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFolder:
+    """A copy to spoil. Its plots are not painted, only named and told: how they look is test_plots'."""
+    monkeypatch.setattr(plots, "_painted", lambda *_: '<svg viewBox="0 0 1 1"></svg>')
     shutil.copytree(made.path, tmp_path / "sweep")
     return SweepFolder(tmp_path / "sweep")
 
@@ -171,7 +177,7 @@ def test_an_unfinished_sweep_is_shown_as_far_as_it_came(sweep: SweepFolder) -> N
     sweep.save_card(card.model_copy(update={"number": 7, "state": "running", "decides": None}))
     page = _Page(write_report(sweep.path).read_text(encoding="utf-8"))
     assert "So far 7 trials ended, 1 are running. Nothing is chosen yet." in page.sections["answer"]
-    assert "verdicts" not in page.sections
+    assert "Nothing is judged before the sweep has ended." in page.sections["verdicts"]
     assert page.plots >= 3 + 2
     assert "chosen" not in page.sections["knee"].split("Means over")[0].replace("Nothing is chosen", "")
 

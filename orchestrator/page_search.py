@@ -1,0 +1,127 @@
+"""The report's search: what was tried in which order, which parameters mattered, and value against waste."""
+
+from statistics import fmean
+
+from orchestrator.importance import importances
+from orchestrator.markup import Value, figures, folded, nothing, number, paragraph, table
+from orchestrator.plots_bars import Bars, Part, bars_svg
+from orchestrator.plots_points import Cloud, Point, cloud_svg
+from orchestrator.shown import Shown, Sweep
+from orchestrator.shown_quantities import Read, objective_of
+from trials.result import TrialResult
+
+
+def search(sweep: Sweep) -> str:
+    """History, importance, front: each with its table, or with the reason why it is empty."""
+    if not any(s.results for s in sweep.shown):
+        return nothing("No trial has ended with a result yet.")
+    return _history(sweep) + _importance(sweep) + _front(sweep)
+
+
+def history_cloud(sweep: Sweep) -> Cloud:
+    """Searched trials by number; the line is the best feasible candidate so far."""
+    goal = objective_of(sweep)
+    points, line, best = [], [], None
+    for number_, s, value in _searched(sweep, goal.read):
+        points.append(Point(f"trial {number_}: {s.label}", number_, value, s.role, s.feasible))
+        if s.feasible and (best is None or value > best):
+            best = value
+        if best is not None:
+            line.append((float(number_), best))
+    return Cloud(
+        f"Search history ({goal.panel.evidence})", "trial", f"{goal.panel.name}, {goal.panel.unit}", tuple(points),
+        tuple(line), "best so far", True, "no searched trial has a value",
+    )  # fmt: skip
+
+
+def _searched(sweep: Sweep, read: Read) -> list[tuple[int, Shown, float]]:
+    """Trial number, its candidate and its value, in the order of numbers; controls are not searched."""
+    found = [
+        (r.number, s, value)
+        for s in sweep.shown
+        for r in s.records
+        if r.control is None and r.result is not None and (value := read(r.result)) is not None
+    ]
+    return sorted(found, key=lambda f: f[0])
+
+
+def _history(sweep: Sweep) -> str:
+    cloud = history_cloud(sweep)
+    best = dict(cloud.line)
+    rows: list[list[Value]] = [[p.label, p.y, p.filled, best.get(p.x)] for p in cloud.points]
+    data = table("Search history", ["trial", cloud.y_name, "feasible", "best so far"], rows)
+    return figures([(cloud_svg(cloud, "history"), "Every searched trial; hollow ones are not feasible.")]) + folded(
+        "Data", data
+    )
+
+
+def _importance(sweep: Sweep) -> str:
+    read = objective_of(sweep).read
+    policies, values = [], []
+    for s in sweep.shown:
+        found = [v for r in s.results if (v := read(r)) is not None]
+        if s.in_space and found and s.records and s.records[0].params:
+            policies.append(dict(s.records[0].params))
+            values.append(fmean(found))
+    each = importances(policies, values)
+    if len(each) < 2:
+        only = f"only {each[0].parameter} moved" if each else "no parameter took two values"
+        return nothing(f"Parameter importance: {only}, so there is nothing to compare it with.")
+    bars = Bars(
+        f"Importance of parameters, {len(values)} candidates", "% of the variance that the values of one explain",
+        tuple(e.parameter for e in each), (Part("share", "blue", tuple(100 * (e.share or 0.0) for e in each)),),
+        "no parameter explains any of the differences",
+    )  # fmt: skip
+    rows: list[list[Value]] = [
+        [e.parameter, "cannot be told" if e.share is None else f"{e.share:.1%}", e.levels, e.best] for e in each
+    ]
+    note = (
+        "Each by itself, corrected for how many values it has. What a sampler moved together shares what it "
+        "explains: a hint where to look, not an effect."
+    )
+    data = table("Parameter importance", ["parameter", "share of the variance", "values tried", "best value"], rows)
+    drawn = figures(
+        [(bars_svg(bars, "importance"), "How much of the objective's variance goes with each parameter.")]
+    )
+    return drawn + paragraph(note, "note") + folded("Data", data)
+
+
+def front_cloud(sweep: Sweep) -> Cloud:
+    """Feasible and other candidates by waste and value; the line joins those that none beats in both."""
+    goal = objective_of(sweep)
+    points = []
+    for s in sweep.shown:
+        values = [v for r in s.results if (v := goal.read(r)) is not None]
+        wasted = [w for r in s.results if (w := _wasted(r)) is not None]
+        if values and len(wasted) == len(values) == len(s.results):
+            points.append(Point(s.label, fmean(wasted) / (1 << 20), fmean(values), s.role, s.feasible))
+    line = _best(points)
+    return Cloud(
+        f"Value against waste ({goal.panel.evidence})", "waste, MiB x s a qualified token",
+        f"{goal.panel.name}, {goal.panel.unit}", tuple(points), line, "none beats both", True,
+        "no candidate has a qualified token",
+    )  # fmt: skip
+
+
+def _wasted(result: TrialResult) -> float | None:
+    """Byte-seconds a qualified token."""
+    tokens = result.metrics.qualified_output_tokens
+    return result.metrics.waste_byte_seconds.get("total", 0.0) / tokens if tokens else None
+
+
+def _best(points: list[Point]) -> tuple[tuple[float, float], ...]:
+    """Feasible points, least waste first, each with more value than all before it."""
+    line: list[tuple[float, float]] = []
+    for p in sorted((p for p in points if p.filled), key=lambda p: (p.x, -p.y)):
+        if not line or p.y > line[-1][1]:
+            line.append((p.x, p.y))
+    return tuple(line)
+
+
+def _front(sweep: Sweep) -> str:
+    cloud = front_cloud(sweep)
+    on = set(cloud.line)
+    rows: list[list[Value]] = [[p.label, p.x, p.y, p.filled, (p.x, p.y) in on] for p in cloud.points]
+    head = ["candidate", cloud.x_name, cloud.y_name, "feasible", "on the front"]
+    caption = f"Up and to the left is better; {number(len(on))} of {number(len(rows))} are on the front."
+    return figures([(cloud_svg(cloud, "front"), caption)]) + folded("Data", table("Pareto front", head, rows))
