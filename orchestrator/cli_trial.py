@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from orchestrator.executors import Done, Executor, Job, Lost, Progress
+from orchestrator.folder import write_text
 from orchestrator.launch import WORKER
 from orchestrator.ledger_diff import rows_of
 from orchestrator.opening import new_folder
@@ -99,6 +100,8 @@ def run_one(
         raise SpecError(f"{folder}: holds a sweep; name another folder with -o")
     if folder.exists() and not folder.is_dir():
         raise SpecError(f"{folder}: a file stands there; name a folder with -o")
+    # As asked, by the one who reads the answer: a folder that cannot be written is said before anything starts.
+    write_text(folder / "spec.json", spec.model_dump_json() + "\n")
     extras = extras or Extras()
     executor = ProcessExecutor(1, worker=_worker(extras))
     try:

@@ -12,17 +12,18 @@ from typing import Any, Literal
 
 import pyarrow.parquet as pq
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from orchestrator.folder import SweepFolder, TrialRecord, write_text
 from orchestrator.ledger_diff import rows_of
 from orchestrator.tolerance import ExpectedMetric, expected_metrics, latency_promise
 from search_spaces.outcome import Outcome, VerdictRow
 from trials.describe import describe
+from trials.documents import read_yaml, validated
 from trials.fingerprint import environment, file_digest, trace_hash, trace_parts
 from trials.result import Accounts, Hashes, TrialResult
 from trials.shape import shape_of
-from trials.spec import Load, Measure, TrialSpec, Window, read_yaml
+from trials.spec import Load, Measure, TrialSpec, Window
 from trials.trace import Trace, load_trace, write_whole
 from trials.units import SpecError
 
@@ -145,11 +146,7 @@ def load_recipe(path: Path | str) -> Recipe:
             f"{text}: recipes cannot be fetched from MLflow yet; download the run's artifact recipe.yaml "
             "with the two .parquet files beside it, and name that file"
         )
-    try:
-        return Recipe.model_validate(read_yaml(Path(path)))
-    except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {e['msg']}" for e in error.errors()]
-        raise SpecError(f"{text}: not a recipe:\n  " + "\n  ".join(lines)) from None
+    return validated(Recipe, read_yaml(Path(path)), f"{text}: not a recipe")
 
 
 def write_recipe(folder: Path) -> Path | None:

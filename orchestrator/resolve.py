@@ -45,6 +45,7 @@ def load_trial(path: Path, sets: Sequence[str] = (), goodput: str | None = None)
     short = holds_none(spec, trace)
     if short:
         raise SpecError(f"{path}: {short}")
+    _table_digest(spec)  # a table that is not there is said before anything runs
     return spec
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from search_spaces.dimension import Varied, known_field
-from trials.spec import read_yaml
+from trials.documents import read_yaml, validated
 from trials.units import SpecError, nearest
 
 READY = ("block_size", "pool_policy", "joint", "vllm", "vllm_hybrid", "transformers")
@@ -67,12 +67,4 @@ def load_space_spec(name_or_path: str, folder: Path = Path()) -> SpaceSpec:
 
 def space_spec(data: Any, source: str = "space") -> SpaceSpec:
     """Validate a mapping; every error is a SpecError."""
-    try:
-        return SpaceSpec.model_validate(data)
-    except ValidationError as error:
-        raise SpecError(f"{source}:\n  " + "\n  ".join(_line(e["loc"], e["msg"]) for e in error.errors())) from None
-
-
-def _line(loc: tuple[int | str, ...], message: str) -> str:
-    where = ".".join(str(part) for part in loc) or "space"
-    return f"{where}: {message.removeprefix('Value error, ')}"
+    return validated(SpaceSpec, data, source)

@@ -69,6 +69,8 @@ def _verbs() -> set[tuple[str, ...]]:
     """`kvknee VERB` and `kvknee trace VERB` wherever a document shows one."""
     shown = set()
     for document in DOCUMENTS:
+        if document == "docs/errors.md":
+            continue  # there, a verb that does not exist is the point
         for words in re.findall(r"kvknee ((?:trace )?[a-z]+)", "\n".join(_code(_text(document)))):
             shown.add(tuple(words.split()))
     return shown

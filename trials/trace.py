@@ -229,8 +229,10 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
             os.fsync(done.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # what the user asked for, not the temporary name
         raise
 
 
