@@ -258,6 +258,7 @@ def build_space(spec: SpaceSpec, base: TrialSpec) -> Space:
         base = base.model_copy(update={"pool": base.pool.model_copy(update={"tables_inside": True})})
     if spec.fixes and getattr(base.pool, spec.fixes) is None:
         raise SpecError(f"space {spec.name} fixes the device's bytes: give pool.{spec.fixes}, for example 64GiB")
+    base = _with_arguments(spec, base, notes)
     found = (_clipped(dimension(name, varied, base), base, notes) for name, varied in spec.vary.items())
     kept = tuple(d for d in found if _can_matter(d, spec, base, notes))
     if not kept:
@@ -273,9 +274,18 @@ def _can_matter(d: Dimension, spec: SpaceSpec, base: TrialSpec, notes: list[str]
     failing = next((other for other, ok in still if value_of(base, other) not in ok), None)
     if failing is not None:
         notes.append(f"{d.name} left out: it matters only under another {failing} than the base's")
-    elif d.field.startswith("engine.args.") and value_of(base, d.field) is None:
-        notes.append(f"{d.name} is not set in the base, so no candidate is the default: set it to say which is")
     return failing is None
+
+
+def _with_arguments(spec: SpaceSpec, base: TrialSpec, notes: list[str]) -> TrialSpec:
+    """The base with every engine argument that moves: where it names none, the first of the space is the default."""
+    for name, varied in spec.vary.items():
+        if name.startswith("engine.args.") and value_of(base, name) is None:
+            first = dimension(name, varied, base)
+            value = first.values[0] if first.values else first.low
+            base = with_fields(base, {name: value})
+            notes.append(f"{name} is not set; the default is taken to be {value}, the first of the space")
+    return base
 
 
 def _validate(space: Space) -> None:
