@@ -12,6 +12,7 @@ from pathlib import Path
 from orchestrator.bounded import bound_words
 from orchestrator.config import Sweep
 from orchestrator.folder import SweepFolder, TrialRecord, write_text
+from orchestrator.isolated import isolated
 from search_spaces.knee import Measured, Rules, decide
 from search_spaces.objective import Score, raced_out, score
 from search_spaces.outcome import Outcome
@@ -53,9 +54,9 @@ def outcome_of(records: Sequence[TrialRecord], sweep: Sweep) -> Outcome:
     """Pure: what these finished trials come to."""
     slo = parse_slo(sweep.config.slo)
     done = [r for r in records if r.state != "running"]
-    measured = [_measured(r, judged(r, sweep, slo), sweep) for r in done]
+    measured, leaks = isolated([_measured(r, judged(r, sweep, slo), sweep) for r in done], done, sweep)
     rules = Rules(sweep.config.objective, sweep.config.min_gain, sweep.config.repeats, sweep.config.seed)
-    notes = [*sweep.notes, *_build_notes(done), *(n for r in done for n in r.card.notes)]
+    notes = [*sweep.notes, *leaks, *_build_notes(done), *(n for r in done for n in r.card.notes)]
     left = sum(r.state == "running" for r in records)
     if left:
         notes.append(f"{left} trials are not finished")
