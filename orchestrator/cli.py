@@ -212,18 +212,30 @@ def report(
 
 @app.command()
 def reproduce(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE.yaml|runs:/ID|models:/NAME@ALIAS")],
     out: Out = None,
+    tracking: Annotated[
+        str | None, typer.Option(metavar="URI", help="Whose runs:/ or models:/; by default MLFLOW_TRACKING_URI.")
+    ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The engine's interpreter here, if not where the recipe says."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The model's folder here, if not where the recipe says.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a recipe again in new processes: same hashes, same ledger step for step, latency within tolerance?
 
-    Example: kvknee reproduce runs/conv/recipe.yaml
+    Example: kvknee reproduce models:/conv@champion --tracking http://mlflow:5000
     """
     with verb(as_json):
+        from orchestrator.reproduce import at_hand, worker_with
         from orchestrator.reproduce import reproduce as run_again
 
-        found = run_again(recipe, out)
+        with at_hand(recipe, tracking) as path:
+            found = run_again(path, out, worker_with(python, model))
         _answer(found, as_json)
 
 

@@ -5,6 +5,7 @@ even a measured engine must come out byte for byte. The second goes by the clock
 differs is named; nothing that differs stops the runs.
 """
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -84,6 +85,32 @@ class _Seen:
     differences: tuple[LedgerDifference, ...]
     latency: tuple[Compared, ...]
     environment: tuple[str, ...]
+
+
+@contextmanager
+def at_hand(recipe: str, tracking: str | None) -> Iterator[Path]:
+    """The recipe as a file: itself, or fetched with all that it names from the MLflow at `tracking`. SpecError."""
+    if not recipe.startswith(("models:", "runs:")):
+        yield Path(recipe)
+        return
+    from orchestrator.tracking_recipe import fetched
+
+    with fetched(recipe, tracking, dict(os.environ)) as path:
+        yield path
+
+
+def worker_with(python: Path | None, model: Path | None) -> Run:
+    """As `run_worker`, with this machine's interpreter and folder of the model: locators, which no hash covers."""
+
+    def run(spec: TrialSpec, out: Path, lock: Path | None) -> str:
+        engine, shape = spec.engine, spec.model
+        if python is not None:
+            engine = engine.model_copy(update={"python": str(python.expanduser().absolute())})
+        if model is not None:
+            shape = shape.model_copy(update={"path": str(model.expanduser().absolute())})
+        return run_worker(spec.model_copy(update={"engine": engine, "model": shape}), out, lock)
+
+    return run
 
 
 def run_worker(spec: TrialSpec, out: Path, lock: Path | None) -> str:

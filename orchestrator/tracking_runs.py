@@ -12,6 +12,7 @@ _SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the writer tries again by itself, and knows what was done before
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 
 
