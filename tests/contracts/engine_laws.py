@@ -30,16 +30,18 @@ POLICY = {"block_size": 4, "max_model_len": 96, "max_num_seqs": 16, "max_num_bat
 
 @dataclass(frozen=True)
 class Laboratory:
-    """One engine by name. `reserve`: blocks that it takes out of what it is given; `extra`: parts of its spec."""
+    """One engine by name. `reserve`: blocks that it takes out of what it is given; `extra`: parts of its spec;
+    `shape`: what differs from MODEL."""
 
     name: str
     reserve: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+    shape: dict[str, Any] = field(default_factory=dict)
 
     def spec(self, usable_blocks: int, **policy: Any) -> TrialSpec:
         return trial_spec(
             {
-                "engine": {"name": self.name, **self.extra}, "model": MODEL,
+                "engine": {"name": self.name, **self.extra}, "model": MODEL | self.shape,
                 "pool": {"blocks": usable_blocks + self.reserve}, "policy": {**POLICY, **policy},
                 "trace": {"path": "/none.parquet"}, "slo": "ttft:p99<60s",
             }
@@ -225,7 +227,7 @@ def facts_are_what_was_asked_or_say_otherwise(lab: Laboratory) -> None:
     assert {name: knobs[name] for name in asked} == {name: str(value) for name, value in asked.items()}
     (geometry,) = facts.groups
     assert (geometry.block_size, geometry.num_blocks, geometry.reserve_blocks) == (8, 40 + lab.reserve, lab.reserve)
-    assert geometry.bytes_per_token == 2 * 2 * 2 * 32 * 4
+    assert geometry.bytes_per_token == lab.spec(40).model.kv_bytes_per_token
     assert geometry.remainder_bytes == 0
     assert geometry.reuse_quantum_tokens == 0, "nothing is reused without prefix caching"
     assert len(engine.audit().groups[0].reserve) == lab.reserve

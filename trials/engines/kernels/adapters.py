@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from trials.engines.kernels.ragged import Int32, RaggedStep, pages_of
+from trials.engines.kernels.paged_step import Int32, PagedStep, pages_of
 from trials.model import ModelSpec
 
 FLASHINFER_WORKSPACE_BYTES = 128 << 20  # what FlashInfer's documentation recommends
@@ -29,7 +29,7 @@ _PLAIN_GROUPS = (1, 2, 4, 8)  # query heads a KV head that FlashInfer's decode k
 class Planned:
     """One step: the host's block table, and the device's, whose rows are up to date."""
 
-    step: RaggedStep
+    step: PagedStep
     host_RM: Int32
     table_RM: torch.Tensor
     page_size: int

@@ -65,12 +65,12 @@ def missing(name: str, there: Callable[[str], bool] = installed) -> str | None:
     return f"kernel {name} needs {' or '.join(needs)}, which this environment does not have{hint}"
 
 
-def choose(device: str, asked: str | None, there: Callable[[str], bool] = installed) -> tuple[str, str | None]:
+def choose(device: str, asked: object, there: Callable[[str], bool] = installed) -> tuple[str, str | None]:
     """(the paged kernel, None), or (its name or "none", why it cannot be had in words)."""
     paged = tuple(name for name in KERNELS if name not in DENSE.values())
     if asked is not None:
-        if asked not in paged:
-            return "none", f"kernel {asked!r} does not exist; {nearest(asked, paged)}"
+        if not isinstance(asked, str) or asked not in paged:
+            return "none", f"kernel {asked!r} does not exist; {nearest(str(asked), paged)}"
         if device not in KERNELS[asked].devices:
             return asked, f"kernel {asked} runs on {' and '.join(KERNELS[asked].devices)}, not on {device}"
         return asked, missing(asked, there)

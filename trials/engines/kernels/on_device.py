@@ -17,7 +17,7 @@ from trials.engines.kernels import batch as batches
 from trials.engines.kernels.adapters import DenseVarlen, FlashInfer, Gather, PagedKernel, Planned, TorchVarlen
 from trials.engines.kernels.batch import CLOCKS, AttentionTime, Batch, CannotRun
 from trials.engines.kernels.config import TorchConfig
-from trials.engines.kernels.ragged import ragged
+from trials.engines.kernels.paged_step import paged_step
 from trials.engines.torch_model import DTYPES, rope_tables
 from trials.model import ModelSpec
 
@@ -97,7 +97,7 @@ class DeviceAttention:
         self._slots_T = torch.from_numpy(batch.pool_slots_T).to(self.device)
         self._watch.reset()
         self.kernel.plan(
-            Planned(ragged(batch), self.table_RM, self.device_table_RM, self.config.geometry.block_size)
+            Planned(paged_step(batch), self.table_RM, self.device_table_RM, self.config.geometry.block_size)
         )
 
     def attend(self, layer: int, fused_TE: torch.Tensor, out_TA: torch.Tensor) -> None:

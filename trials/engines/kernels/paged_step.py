@@ -22,7 +22,7 @@ Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class RaggedStep:
+class PagedStep:
     """N sequences: the decodes, then the chunks. `lengths_N` are KV tokens to read, the step's own included."""
 
     rows_N: NDArray[np.int64]  # of the block table
@@ -32,12 +32,12 @@ class RaggedStep:
     max_query: int
     max_length: int
 
-    def part(self, first: int, last: int) -> "RaggedStep":
+    def part(self, first: int, last: int) -> "PagedStep":
         """Sequences [first, last) as a step of their own."""
         cu = self.cu_queries[first : last + 1] - self.cu_queries[first]
         lengths = self.lengths_N[first:last]
         decodes = min(max(self.num_decodes - first, 0), last - first)
-        return RaggedStep(
+        return PagedStep(
             self.rows_N[first:last],
             cu,
             lengths,
@@ -60,7 +60,7 @@ class Pages(NamedTuple):
     last_page_len: Int32  # [N]
 
 
-def ragged(batch: Batch) -> RaggedStep:
+def paged_step(batch: Batch) -> PagedStep:
     """The batch's sequences. A chunk reads what stands before it and itself up to each of its tokens."""
     spans = batch.spans
     rows = np.concatenate((batch.rows_S, np.fromiter((s.slot for s in spans), np.int64, len(spans))))
@@ -70,10 +70,10 @@ def ragged(batch: Batch) -> RaggedStep:
     lengths = np.concatenate((batch.lengths_S, ends)).astype(np.int32)
     cu = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(counts, out=cu[1:])
-    return RaggedStep(rows, cu, lengths, len(batch.rows_S), int(counts.max(initial=0)), int(lengths.max(initial=0)))
+    return PagedStep(rows, cu, lengths, len(batch.rows_S), int(counts.max(initial=0)), int(lengths.max(initial=0)))
 
 
-def pages_of(step: RaggedStep, table_RM: Int32, page_size: int) -> Pages:
+def pages_of(step: PagedStep, table_RM: Int32, page_size: int) -> Pages:
     """The pages that hold each sequence's KV tokens, out of the host's block table."""
     lengths = step.lengths_N
     counts = -(-lengths // page_size)
