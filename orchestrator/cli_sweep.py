@@ -4,7 +4,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from orchestrator.bounded import bound_first
 from orchestrator.cli_errors import Interrupted
 from orchestrator.conclude import Conclusion, conclude, judged, outcome_of, publish
 from orchestrator.config import Sweep
+from orchestrator.estimate import estimate
 from orchestrator.folder import SweepFolder
 from orchestrator.live import best_line, open_viewer, states_line
 from orchestrator.opening import (
@@ -26,7 +27,7 @@ from orchestrator.opening import (
 from orchestrator.progress import Tally
 from orchestrator.remembered import begun_entry, ended_entry
 from orchestrator.sweep_file import stored_sweep
-from orchestrator.tables import outcome_lines, plan_lines, print_conclusion
+from orchestrator.tables import left_out, outcome_lines, plan_lines, print_conclusion
 from orchestrator.tracking import Tracker
 from trials.slo import parse_slo
 
@@ -76,7 +77,8 @@ def dry(sweep: Sweep, as_json: bool, say: Say) -> None:
     candidates = list(sweep.space.candidates()) if sweep.space.enumerable else None
     say({
         "sweep": config, "budget": sweep.budget, "windows": windows, "candidates": candidates,
-        "controls": [name for name, _ in sweep.controls], "notes": list(sweep.notes),
+        "controls": [name for name, _ in sweep.controls], "left_out": left_out(sweep),
+        "estimate": asdict(estimate(sweep)), "notes": list(sweep.notes),
     })  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.conclude import Conclusion
 from orchestrator.config import Sweep
+from orchestrator.estimate import estimate
 from orchestrator.folder import SweepFolder
 from search_spaces.outcome import Outcome
 from trials.result import Accounts, Percentiles, TrialResult
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.controls import ControlsReport
 
 _PIPED_WIDTH = 150  # columns, where no terminal says how many there are
+_UNMOVED = "the space does not move what it would fix"
 _LISTED = 64  # candidates of a plan
 _MOST_SAID = 160  # characters of an objection in a table
 
@@ -58,6 +60,12 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console.print(table)
 
 
+def left_out(sweep: Sweep) -> list[str]:
+    """Controls that were asked for and have nothing to stand beside."""
+    kept = {name for name, _ in sweep.controls}
+    return [name for name in sweep.config.controls if name not in kept]
+
+
 def plan_lines(sweep: Sweep) -> list[str]:
     """A dry run: what would be run, in words."""
     config = sweep.config
@@ -76,6 +84,8 @@ def plan_lines(sweep: Sweep) -> list[str]:
         lines.append(f"candidates ({sweep.space.num_candidates}): {names}{more}")
     beside = ", ".join(name for name, _ in sweep.controls) or "none"
     lines.append(f"controls beside the budget, each on every window: {beside}")
+    lines.append(estimate(sweep).words)
+    lines += [f"left out: control {name}: {_UNMOVED}" for name in left_out(sweep)]
     return lines + [f"note: {note}" for note in sweep.notes]
 
 
