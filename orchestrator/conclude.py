@@ -13,8 +13,9 @@ from orchestrator.bounded import bound_words
 from orchestrator.config import Sweep
 from orchestrator.folder import SweepFolder, TrialRecord, write_text
 from orchestrator.isolated import isolated
-from search_spaces.knee import Measured, Rules, decide
-from search_spaces.objective import Score, raced_out, score
+from search_spaces.candidates import Measured
+from search_spaces.knee import Rules, decide
+from search_spaces.objective import Score, brief, raced_out, score
 from search_spaces.outcome import Outcome
 from search_spaces.verdicts import describe
 from trials.result import TrialResult
@@ -47,6 +48,8 @@ def judged(record: TrialRecord, sweep: Sweep, slo: Slo) -> Score:
     """A finished trial as the optimiser is told of it."""
     if record.state == "raced":
         return raced_out(record.card.less_than, record.card.reason, run=False)
+    if record.result is None and record.state == "refused":  # it ended before it could say so in a result
+        return Score(0.0, (("refused", 1.0),), (), (f"refused: {brief(record.card.reason)}",))
     return score(record.result, slo, sweep.config.objective, record.card.reason)
 
 

@@ -27,7 +27,7 @@ class Race:
 
     def learn(self, card: TrialCard, score: Score) -> None:
         """A trial that was told. Only what may win sets the pace."""
-        leads = score.feasible and self._sweep.space.contains(card.spec.policy)
+        leads = score.feasible and self._sweep.space.contains(self._sweep.space.policy_of(card.spec))
         value = score.value if score.feasible else None
         finish = Finish(value, score.less_than, leads)
         self._standings.learn(self._sweep.candidate(card.spec), card.repeat, finish)

@@ -25,7 +25,7 @@ class Active:
     card: TrialCard
     job: Job
     started_s: float
-    losses: int = 0
+    lost_on: tuple[str, ...] = ()  # slots that lost an attempt, in order
     says: str = ""
 
 
@@ -35,12 +35,14 @@ class Running:
     def __init__(self, sweep: Sweep, rooms: Rooms, labels: Labels) -> None:
         self._sweep, self._rooms, self._labels = sweep, rooms, labels
         self._active: dict[int, Active] = {}
+        self._again: list[tuple[TrialCard, tuple[str, ...]]] = []  # to be attempted again, when a slot is free
         self._probes: dict[int, list[float]] = {}  # trial -> its probes, seconds
         self._engine_hash = "unknown"  # until a first result names it
         self.walls_s: list[float] = []  # of every attempt of this driver
 
     def __len__(self) -> int:
-        return len(self._active)
+        """Trials under way: those that run, and those that wait for another attempt."""
+        return len(self._active) + len(self._again)
 
     @property
     def says(self) -> dict[int, str]:
@@ -50,22 +52,28 @@ class Running:
     @property
     def cards(self) -> list[TrialCard]:
         """Of the trials under way."""
-        return [active.card for active in self._active.values()]
+        return [*(active.card for active in self._active.values()), *(card for card, _ in self._again)]
 
     def take_in(self, record: TrialRecord) -> None:
         """Remember the speed probes of an earlier driver's trial."""
         self._probes[record.number] = [a.probe_s for a in record.attempts if a.probe_s]
 
-    def submit(self, card: TrialCard, losses: int = 0) -> None:
-        """Start the next attempt of this trial."""
+    def go_on(self, at_once: int) -> None:
+        """Start what waits for another attempt, as far as slots are free."""
+        while self._again and len(self._active) < at_once:
+            self.submit(*self._again.pop(0))
+
+    def submit(self, card: TrialCard, lost_on: tuple[str, ...] = ()) -> None:
+        """Start the next attempt of this trial, elsewhere than where others were lost if it can be."""
         folder = self._rooms.folder
         attempt = max(folder.attempts(card.number), default=0) + 1
         path = folder.attempt(card.number, attempt)
         folder.save_card(card)
         write_text(path / "spec.json", canonical_json(card.spec.model_dump(mode="json")) + "\n")
         where = self._sweep.config.executor
-        job = Job(card.number, attempt, card.spec, path, where.start_deadline_s, where.run_deadline_s)
-        self._active[card.number] = Active(card, job, self._rooms.now_s(), losses)
+        deadlines = where.start_deadline_s, where.run_deadline_s
+        job = Job(card.number, attempt, card.spec, path, *deadlines, avoid=lost_on)
+        self._active[card.number] = Active(card, job, self._rooms.now_s(), lost_on)
         self._rooms.executor.submit(job)
 
     def stands(self, card: TrialCard) -> bool:
@@ -80,7 +88,7 @@ class Running:
         for attempt in standing.attempts:
             job = Job(card.number, attempt.number, standing.spec, attempt.folder)
             if attempt.result is None and attempt.lost is None:
-                self._write_loss(job, "the driver ended while it ran", True, "")
+                self._write_loss(Lost(job, "the driver ended while it ran", True, 0.0, ""))
             started_s = attempt.folder.stat().st_mtime  # the driver may have been killed before it wrote spec.json
             self._remember(Active(standing.card, job, started_s), attempt.result)
         return same and deciding(standing.attempts, ()) is not None
@@ -98,23 +106,28 @@ class Running:
         return self._lost(active, event) if isinstance(event, Lost) else self._done(active, event)
 
     def _lost(self, active: Active, event: Lost) -> TrialCard | None:
-        self._write_loss(active.job, event.reason, event.infrastructure, event.slot)
+        self._write_loss(event)
         self._remember(active, None)
-        losses = active.losses + 1
-        if event.infrastructure and losses < MAX_LOSSES:
+        lost_on = (*active.lost_on, event.slot)
+        if event.infrastructure and len(lost_on) < MAX_LOSSES:
             self._say(active.card, f"attempt lost ({_line(event.reason)}); trying again")
-            self.submit(active.card, losses)
+            self._again.append((active.card, lost_on))
             return None
-        kind = f"lost {losses} times by the infrastructure" if event.infrastructure else "the engine failed"
+        state: State = "refused" if event.refused else "failed"
+        kind = "the engine had not enough memory" if event.refused else "the engine failed"
+        if event.infrastructure:
+            kind = f"lost {len(lost_on)} times by the infrastructure"
         self._say(active.card, f"{kind}: {_line(event.reason)}")
-        return active.card.model_copy(update={"state": "failed", "reason": f"{kind}: {event.reason}"})
+        return active.card.model_copy(update={"state": state, "reason": f"{kind}: {event.reason}"})
 
     def _say(self, card: TrialCard, text: str) -> None:
         self._rooms.viewer.say(f"trial {card.number}: {text}")
 
-    def _write_loss(self, job: Job, reason: str, infrastructure: bool, slot: str) -> None:
-        record = {"reason": reason, "infrastructure": infrastructure, "slot": slot}
-        write_text(job.folder / "lost.json", canonical_json(record) + "\n")
+    def _write_loss(self, lost: Lost) -> None:
+        record = {
+            "reason": lost.reason, "infrastructure": lost.infrastructure, "slot": lost.slot, "wall_s": lost.wall_s,
+        }  # fmt: skip
+        write_text(lost.job.folder / "lost.json", canonical_json(record) + "\n")
 
     def _done(self, active: Active, event: Done) -> TrialCard | None:
         card = active.card
@@ -131,7 +144,7 @@ class Running:
         if complete and measure_again(attempt.probe_s, others, before):
             off = off_by(attempt.probe_s or 0.0, others)
             self._say(card, f"the machine's speed was off by {off:+.0%}; measured again")
-            self.submit(card, active.losses)
+            self._again.append((card, active.lost_on))
             return None
         return self.settled(card)
 
@@ -190,7 +203,8 @@ class Running:
         self._rooms.executor.close()
         for active in self._active.values():
             if read_attempt(active.job.folder, active.job.attempt).result is None:
-                self._write_loss(active.job, "the sweep was stopped", True, "")
+                held_s = self._rooms.now_s() - active.started_s
+                self._write_loss(Lost(active.job, "the sweep was stopped", True, held_s, ""))
                 self._remember(active, None)
 
 

@@ -71,6 +71,7 @@ class Driver:
         return 1 if self._sweep.measured else self._rooms.executor.slots
 
     def _fill(self) -> None:
+        self._running.go_on(self.at_once)
         while len(self._running) < self.at_once:
             if self._ready:
                 self._place(self._ready.popleft())
@@ -177,7 +178,7 @@ class Driver:
         value = judged(record, self._sweep, self._slo)
         if self._race is not None:
             self._race.learn(card, value)
-        space, policy = self._sweep.space, card.spec.policy
+        space, policy = self._sweep.space, self._sweep.space.policy_of(card.spec)
         may_win = value.feasible and space.contains(policy)
         self._tally.count(state, space.label(policy), value.value if may_win else None)
 

@@ -9,24 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
+from search_spaces.candidates import Candidate, common_load, group, waste
+from search_spaces.candidates import Measured as Measured
 from search_spaces.noise import paired_interval
-from search_spaces.objective import Score, missed_words
-from search_spaces.outcome import ClauseSeen, Interval, Kind
+from search_spaces.outcome import Interval, Kind
 from search_spaces.space import Space
-from trials.spec import PoolPolicy
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One finished trial: which candidate, on which window (`repeat`), and how it was judged."""
-
-    number: int
-    repeat: int
-    policy: PoolPolicy
-    score: Score
-    control: str | None = None
-    block_size: int = 0  # effective; 0 = never read back
-    evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,64 +24,6 @@ class Rules:
     min_gain: float  # share
     num_repeats: int
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A policy and its trials by repeat; where a window was met more than once, the first counts."""
-
-    policy: PoolPolicy
-    trials: dict[int, Measured]
-    controls: tuple[str, ...]
-    in_space: bool
-    is_default: bool
-
-    @property
-    def values(self) -> dict[int, float]:
-        return {r: t.score.value for r, t in self.trials.items() if t.score.value is not None}
-
-    @property
-    def value(self) -> float | None:
-        return fmean(self.values.values()) if len(self.values) == len(self.trials) and self.trials else None
-
-    @property
-    def feasible(self) -> bool:
-        return bool(self.trials) and all(t.score.feasible for t in self.trials.values())
-
-    @property
-    def why_not(self) -> tuple[str, ...]:
-        """Each bound that was missed, at its worst, then each other ground; with the repeats that met it."""
-        at: dict[str, list[int]] = {}
-        words: dict[str, str] = {}
-        for clause in self.clauses:
-            missed_in = [
-                r for r, t in sorted(self.trials.items()) if clause.text in {c.text for c in t.score.missed}
-            ]
-            if missed_in:
-                at[clause.text], words[clause.text] = missed_in, missed_words(clause)
-        for repeat, trial in sorted(self.trials.items()):
-            for ground in trial.score.grounds:
-                at.setdefault(ground, []).append(repeat)
-                words[ground] = ground
-        every = len(self.trials)
-        return tuple(
-            words[k] if len(r) == every else f"{words[k]} (repeat {', '.join(map(str, r))})" for k, r in at.items()
-        )
-
-    @property
-    def clauses(self) -> tuple[ClauseSeen, ...]:
-        """Each bound at its worst repeat."""
-        worst: dict[str, ClauseSeen] = {}
-        for trial in self.trials.values():
-            for clause in trial.score.clauses:
-                kept = worst.get(clause.text)
-                if kept is None or excess(clause) > excess(kept):
-                    worst[clause.text] = clause
-        return tuple(worst.values())
-
-    @property
-    def binding(self) -> ClauseSeen | None:
-        return max(self.clauses, key=excess, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,26 +49,6 @@ class Decision:
     missing: tuple[str, ...] = ()  # what was not measured, or where the domain ends
 
 
-def excess(clause: ClauseSeen) -> float:
-    """Share beyond the limit; infinite where nothing finite was observed."""
-    return float("inf") if clause.over is None else clause.over
-
-
-def group(measured: Sequence[Measured], space: Space) -> tuple[Candidate, ...]:
-    """One candidate a policy; those of the space first, in its order, then controls outside it."""
-    by_policy: dict[PoolPolicy, list[Measured]] = {}
-    for trial in sorted(measured, key=lambda m: m.number):
-        by_policy.setdefault(trial.policy, []).append(trial)
-    found = []
-    for policy, trials in by_policy.items():
-        by_repeat: dict[int, Measured] = {}
-        for trial in trials:
-            by_repeat.setdefault(trial.repeat, trial)
-        names = tuple(dict.fromkeys(t.control for t in trials if t.control))
-        found.append(Candidate(policy, by_repeat, names, space.contains(policy), policy == space.default))
-    return tuple(sorted(found, key=lambda c: (not c.in_space, space.position(c.policy) or ())))
-
-
 def decide(measured: Sequence[Measured], space: Space, rules: Rules) -> Decision:
     candidates = group(measured, space)
     feasible = [c for c in candidates if c.in_space and c.feasible]
@@ -157,10 +66,23 @@ def decide(measured: Sequence[Measured], space: Space, rules: Rules) -> Decision
 
 
 def _choose(feasible: Sequence[Candidate], rules: Rules, values: Callable[[Candidate], dict[int, float]]) -> Choice:
-    best = max(feasible, key=lambda c: fmean(values(c).values()))
+    level = _levels([values(c) for c in feasible])
+    best = feasible[max(range(len(feasible)), key=lambda k: level[k])]
     tied = tuple(c for c in feasible if c is best or _ties(values(best), values(c), rules))
     default = next((c for c in tied if c.is_default), None)
     return Choice(best, tied, default or _least_waste(tied, best))
+
+
+def _levels(values: Sequence[dict[int, float]]) -> list[float]:
+    """Means over the windows, where all met the same ones. Windows differ more than candidates do: one that met
+    fewer is placed by its differences to the one that met most, on the windows that both met."""
+    most = max(values, key=len)
+    found = []
+    for own in values:
+        shared = own.keys() & most.keys()
+        apart = fmean(own[r] - most[r] for r in shared) if shared else fmean(own.values()) - fmean(most.values())
+        found.append(fmean(most.values()) + apart if own.keys() != most.keys() else fmean(own.values()))
+    return found
 
 
 def _ties(best: dict[int, float], other: dict[int, float], rules: Rules) -> bool:
@@ -171,20 +93,6 @@ def _ties(best: dict[int, float], other: dict[int, float], rules: Rules) -> bool
     gain = fmean(best[r] - other[r] for r in shared)
     interval = paired_interval(best, other, rules.seed)
     return gain < rules.min_gain * abs(base) or (interval is not None and interval.low <= 0 <= interval.high)
-
-
-def common_load(tied: Sequence[Candidate]) -> str | None:
-    """The highest load that every trial of every one of them met, as its label."""
-    met = [{load for load, _ in t.score.waste_per_token} for c in tied for t in c.trials.values()]
-    shared = set.intersection(*met) if met else set()
-    return max(shared, key=lambda label: float(label.partition("=")[2] or 0), default=None)
-
-
-def waste(candidate: Candidate, load: str | None) -> float | None:
-    """Mean waste byte-seconds per qualified token at this load."""
-    found = [dict(t.score.waste_per_token).get(load or "") for t in candidate.trials.values()]
-    kept = [w for w in found if w is not None]
-    return fmean(kept) if kept and len(kept) == len(found) else None
 
 
 def _least_waste(tied: Sequence[Candidate], best: Candidate) -> Candidate:
@@ -218,7 +126,7 @@ def _holds_in(phase: str, feasible: Sequence[Candidate], winner: Candidate, rule
     place = next(i for i, c in enumerate(feasible) if c is winner)
     if place not in seen:
         return False
-    best = max(seen, key=lambda i: fmean(seen[i].values()))
+    best = max(zip(seen, _levels(list(seen.values())), strict=True), key=lambda pair: pair[1])[0]
     return best == place or _ties(seen[best], seen[place], rules)
 
 
@@ -227,10 +135,12 @@ def _placed(decision: Decision, space: Space) -> Decision:
     assert decision.choice is not None
     inside = [c for c in decision.candidates if c.in_space]
     tied = {id(c) for c in decision.choice.tied}
-    if len(inside) > 1 and all(id(c) in tied for c in inside):
+    open_ones = [c for c in inside if c.less_than is not None and not _is_worse(c, decision.choice.winner)]
+    if len(inside) > 1 and all(id(c) in tied or c in open_ones for c in inside):
         gaps = space.num_candidates - len(inside) if space.enumerable else 0
-        words = (f"{gaps} candidates of the space were not measured",) if gaps else ()
-        return replace(decision, kind="flat", missing=words)
+        words = [f"{gaps} candidates of the space were not measured"] if gaps else []
+        words += [f"of {len(open_ones)} it is only known that they are not better"] if open_ones else []
+        return replace(decision, kind="flat", missing=tuple(words))
     start = space.position(decision.choice.winner.policy)
     if start is None:
         return replace(decision, kind="open", missing=("the space is continuous: no candidate lies next to it",))
@@ -239,6 +149,9 @@ def _placed(decision: Decision, space: Space) -> Decision:
     for axis, line in space.lines(start):
         for place in line:
             candidate = at.get(place)
+            if candidate is not None and _is_worse(candidate, decision.choice.winner):
+                beyond.append(candidate)
+                break
             if candidate is None or candidate.value is None:
                 unmeasured.append(f"{space.dimensions[axis].label}={space.dimensions[axis].values[place[axis]]}")
                 break
@@ -256,3 +169,22 @@ def _placed(decision: Decision, space: Space) -> Decision:
 def _end(space: Space, axis: int, line: list[tuple[int, ...]], start: tuple[int, ...]) -> str:
     dimension = space.dimensions[axis]
     return f"{dimension.label}={dimension.values[(line[-1] if line else start)[axis]]}"
+
+
+def _is_worse(candidate: Candidate, winner: Candidate) -> bool:
+    """Whether a race left it under what the winner is on the first window."""
+    bound, first = candidate.less_than, winner.values.get(0)
+    return bound is not None and first is not None and bound <= first
+
+
+def unresolved(decision: Decision, space: Space) -> tuple[Candidate, ...]:
+    """Next to the tied set, those of which a race knows only that they are not better than the winner."""
+    if decision.choice is None or (start := space.position(decision.choice.winner.policy)) is None:
+        return ()
+    at = {p: c for c in decision.candidates if c.in_space and (p := space.position(c.policy)) is not None}
+    tied = {id(c) for c in decision.choice.tied}
+    firsts = [
+        next((c for place in line if id(c := at.get(place)) not in tied), None) for _, line in space.lines(start)
+    ]
+    winner = decision.choice.winner
+    return tuple(c for c in firsts if c is not None and c.less_than is not None and not _is_worse(c, winner))

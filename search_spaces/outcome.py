@@ -47,6 +47,7 @@ class CandidateOutcome(_Model):
     repeats: tuple[int, ...]
     values: tuple[float | None, ...]
     value: float | None  # mean over the repeats; None where any cannot count
+    less_than: float | None = None  # raced out: its value on the first window is less than this
     feasible: bool
     why_not: tuple[str, ...] = ()
     clauses: tuple[ClauseSeen, ...] = ()

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from search_spaces.knee import Candidate, Decision, Rules, common_load, excess, waste
+from search_spaces.candidates import Candidate, common_load, excess, waste
+from search_spaces.knee import Decision, Rules
 from search_spaces.noise import COVERAGE
 from search_spaces.objective import shown
 from search_spaces.outcome import (
@@ -89,6 +90,7 @@ def _candidate(c: Candidate, behind: Interval | None, decision: Decision, space:
         repeats=tuple(t.repeat for t in trials),
         values=tuple(t.score.value for t in trials),
         value=c.value,
+        less_than=c.less_than,
         feasible=c.feasible,
         why_not=c.why_not,
         clauses=c.clauses,
@@ -159,7 +161,7 @@ def _miss_words(miss: NearestMiss | None) -> str:
 def _signal(c: Candidate, unit: str) -> str:
     values = sorted(c.values.values())
     if not values:
-        return "no measurement"
+        return "no measurement" if c.less_than is None else f"< {shown(c.less_than)} {unit}"
     spread = f" [{shown(values[0])} .. {shown(values[-1])}]" if len(values) > 1 else ""
     worst = c.binding
     if worst is None:

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from made_results import SLO, make_replay, make_result
 from made_specs import make_spec
 
+from search_spaces.candidates import Measured
 from search_spaces.controls import control_spec
-from search_spaces.knee import Measured, Rules, decide
+from search_spaces.knee import Rules, decide
 from search_spaces.objective import score
 from search_spaces.space import build_space, load_space_spec, space_spec, with_policy
 from search_spaces.verdicts import describe

@@ -1,0 +1,145 @@
+"""Laws of a race run by the driver: what a trial is asked, what is never run, and that the winner is the same."""
+
+import pytest
+from fake_rooms import drive, drive_and_die, make_sweep
+from made_results import make_replay, make_result
+
+from orchestrator.conclude import judged, outcome_of
+from orchestrator.folder import SweepFolder
+from trials.bracket import rung_from, rungs
+from trials.result import Capacity, CapacityPart
+from trials.slo import parse_slo
+from trials.spec import Ladder
+
+RACE = [
+    "objective=capacity_load", "measure={ladder: {low: 1, high: 64, within: 0.05}}",
+    "space={vary: {policy.block_size: {powers_of_two: [4, 64]}}}", "controls=[]",
+]  # fmt: skip
+PEAK = {4: 10.0, 8: 20.0, 16: 24.0, 32: 30.0, 64: 15.0}
+VALUES = rungs(Ladder(low=1, high=64, within=0.05))
+
+
+def capacity_of(truth):
+    """An engine whose capacity follows from the block size alone: {size: load}, a window adds a rung."""
+
+    def answer(job):
+        ladder, spec = job.spec.measure.ladder, job.spec
+        held = [v for v in VALUES if v <= truth[spec.policy.block_size] * 1.06**spec.repeat]
+        value = held[-1] if held else None
+        lost = ladder.beat is not None and (value is None or value < ladder.beat)
+        below = VALUES[rung_from(VALUES, ladder.beat)] if lost else None
+        part = CapacityPart(start_ns=0, end_ns=1, requests=99, value=None if lost else value, beyond=None,
+                            below=None, binding="ttft", replays=1 if lost else 8, stopped_early=0,
+                            engine_s=1.0 if lost else 10.0)  # fmt: skip
+        found = Capacity(over="rate_scale", last=64, value=None if lost else value, low=None, high=None,
+                         less_than=below, parts=(part,), words=f"< {below:g} x" if lost else "")  # fmt: skip
+        result = make_result(100.0, block_size=spec.policy.block_size, holds=value is not None)
+        metrics = result.metrics.model_copy(update={"capacity_load": found.value})
+        replays = (make_replay(100.0, holds=value is not None).model_copy(update={"metrics": metrics}),)
+        return result.model_copy(update={"capacity": found, "metrics": metrics, "replays": replays, "decides": 0})
+
+    return answer
+
+
+def engine_s(ran):
+    return sum(p.engine_s for r in ran.records for a in r.attempts if a.result for p in a.result.capacity.parts)
+
+
+def asked(ran):
+    """(block size, repeat) -> (load to beat, hint), of trials that ran."""
+    return {
+        (r.spec.policy.block_size, r.repeat): (r.spec.measure.ladder.beat, r.spec.measure.ladder.near)
+        for r in ran.records if r.attempts
+    }  # fmt: skip
+
+
+def test_the_default_is_searched_first_and_each_challenger_has_to_beat_the_best_so_far(tmp_path):
+    ran = drive(tmp_path / "out", make_sweep(tmp_path, *RACE), answer=capacity_of(PEAK))
+    (first, *_) = ran.records
+    assert (first.spec.policy.block_size, first.spec.measure.ladder.beat) == (16, None)
+    loads = asked(ran)
+    lead = 24.0 * 1.02 * 0.95
+    assert all(lead < loads[size, 0][0] < 27 for size in (4, 8, 32))
+    assert 30 * 1.02 * 0.95 < loads[64, 0][0] < 33
+
+
+def test_later_windows_are_run_for_survivors_only_and_the_rest_are_told_as_pruned(tmp_path):
+    sweep = make_sweep(tmp_path, *RACE)
+    ran = drive(tmp_path / "out", sweep, answer=capacity_of(PEAK))
+    assert sorted(k for k in asked(ran) if k[1] == 1) == [(16, 1), (32, 1)]
+    raced = [r for r in ran.records if r.state == "raced"]
+    assert sorted(r.spec.policy.block_size for r in raced) == [4, 8, 64]
+    assert all(not r.attempts and "first window" in r.card.reason for r in raced)
+    assert len(ran.records) == sweep.budget == 10
+    assert ran.viewer.pictures[-1].states["raced"] == 3
+
+
+def test_a_survivor_begins_where_it_stood_on_the_first_window(tmp_path):
+    loads = asked(drive(tmp_path / "out", make_sweep(tmp_path, *RACE), answer=capacity_of(PEAK)))
+    assert loads[32, 1][0] is None
+    assert loads[32, 1][1] == pytest.approx(30, rel=0.05)
+
+
+@pytest.mark.parametrize("truth", [
+    PEAK, {4: 30.0, 8: 20.0, 16: 24.0, 32: 10.0, 64: 15.0}, dict.fromkeys(PEAK, 24.0),
+    {4: 1.0, 8: 2.0, 16: 24.0, 32: 2.0, 64: 1.0}, {4: 64.0, 8: 64.0, 16: 64.0, 32: 9.0, 64: 9.0},
+    {4: 0.5, 8: 0.5, 16: 0.5, 32: 9.0, 64: 12.0},
+], ids=["beyond", "before", "flat", "default", "top", "default fails"])  # fmt: skip
+def test_the_winner_is_that_of_a_sweep_without_a_race(tmp_path, truth):
+    answers = capacity_of(truth)
+    plain_sweep, sweep = make_sweep(tmp_path, *RACE, "race=false"), make_sweep(tmp_path, *RACE)
+    plain = drive(tmp_path / "plain", plain_sweep, answer=answers)
+    raced = drive(tmp_path / "raced", sweep, answer=answers)
+    assert all(r.state != "raced" for r in plain.records)
+    assert outcome_of(raced.records, sweep).winner == outcome_of(plain.records, plain_sweep).winner
+    assert engine_s(raced) < engine_s(plain)
+
+
+def test_a_control_is_asked_for_its_whole_capacity_and_answers_the_point_that_it_is(tmp_path):
+    sweep = make_sweep(tmp_path, *RACE[:3], "controls=[vendor_default, largest]")
+    ran = drive(tmp_path / "out", sweep, answer=capacity_of(PEAK))
+    controls = [r for r in ran.records if r.control]
+    assert all(r.spec.measure.ladder.beat is None and r.result.capacity.value for r in controls)
+    reused = {(r.spec.policy.block_size, r.repeat) for r in ran.records if r.card.reused_from is not None}
+    assert reused == {(16, 0), (16, 1), (64, 0), (64, 1)}
+
+
+def test_the_optimiser_is_told_the_bound_as_a_value_that_is_not_feasible(tmp_path):
+    from test_sweep import journal
+
+    ran = drive(tmp_path / "out", make_sweep(tmp_path, *RACE), answer=capacity_of(PEAK))
+    told = {t.number: t for t in journal(ran.folder)}
+    for record in ran.records:
+        trial = told[record.number]
+        if record.state == "raced":
+            assert trial.state.name == "PRUNED"
+        elif record.result.capacity.less_than is not None:
+            assert trial.value == record.result.capacity.less_than
+            assert trial.constraints == {"raced_out": 1.0}
+        else:
+            assert trial.value == record.result.capacity.value
+    assert all(not judged(r, make_sweep(tmp_path, *RACE), parse_slo("ttft:p99<500ms")).feasible
+               for r in ran.records if r.state == "raced")  # fmt: skip
+
+
+@pytest.mark.parametrize("sets", [[], ["sampler=tpe", "trials=9"]], ids=["grid", "tpe"])
+def test_killed_again_and_again_a_race_asks_and_answers_the_same(tmp_path, sets):
+    sweep, answers = make_sweep(tmp_path, *RACE, *sets), capacity_of(PEAK)
+    whole = drive(tmp_path / "whole", sweep, answer=answers)
+    for after in (7, 13, 19, 25):
+        drive_and_die(tmp_path / "out", sweep, after, answer=answers)
+    broken = drive(tmp_path / "out", sweep, answer=answers)
+    assert [(r.card.params, r.repeat, r.state, r.spec) for r in SweepFolder(broken.folder.path).load_trials()] == [
+        (r.card.params, r.repeat, r.state, r.spec) for r in whole.records
+    ]
+    assert outcome_of(broken.records, sweep) == outcome_of(whole.records, sweep)
+
+
+@pytest.mark.parametrize("slots", [2, 8])
+def test_with_several_at_once_no_window_is_run_before_the_first_one_of_its_candidate_is_over(tmp_path, slots):
+    sweep = make_sweep(tmp_path, *RACE)
+    ran = drive(tmp_path / "out", sweep, answer=capacity_of(PEAK), num_slots=slots)
+    order = [(j.spec.policy.block_size, j.spec.repeat) for j in ran.executor.ran]
+    assert all(order.index((size, 0)) < k for k, (size, repeat) in enumerate(order) if repeat)
+    assert len(ran.records) == sweep.budget
+    assert outcome_of(ran.records, sweep).winner == "block_size=32"
