@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+GPU    := .venv-gpu
+GPU_KERNELS   ?=
 ENGINES       := .venv-engines
 ENGINES_STAMP := $(ENGINES)/.installed
 
@@ -17,13 +19,14 @@ define stage
 	echo "== $(1): $$(( $$(date +%s) - begin )) s"; exit $$status
 endef
 
-.PHONY: help install engines demo test lint types unit test-engines full clean
+.PHONY: help install engines demo test lint types unit test-engines gpu-check full clean
 
 help:
 	@echo "make demo     set up .venv, then search block sizes on this machine with real tensors"
 	@echo "make test     set up .venv, then lint, types and tests"
 	@echo "make engines  set up $(ENGINES): vLLM for CPU and transformers, about 3.6 GB"
 	@echo "make test-engines  set it up, test the engines in it, compare our scheduler with vLLM's own"
+	@echo "make gpu-check  on a machine with a GPU: torch_paged's laws and decode attention by block size, in 8 minutes"
 	@echo "make full     make test, then the slow tests and the benchmarks' targets"
 
 install: $(STAMP)
@@ -69,6 +72,14 @@ test-engines: $(ENGINES_STAMP)
 	$(ENGINES)/bin/python -m pytest -q -c tests_engines/pytest.ini $$file || exit 1; \
 	echo "== $$file: $$(( $$(date +%s) - begin )) s"; done
 	$(call stage,agreement with vLLM,$(ENGINES)/bin/python benchmarks/agreement.py --requests 30)
+
+# Five packages beside what PYTHON's own environment has (its torch above all), and what GPU_KERNELS names.
+gpu-check:
+	@test -x $(GPU)/bin/python || $(PYTHON) -m venv --system-site-packages $(GPU)
+	@$(GPU)/bin/python -c "import numpy, pyarrow, pydantic, torch, yaml" 2>/dev/null || \
+	$(GPU)/bin/python -m pip install -q -c constraints.txt torch numpy pyarrow pydantic PyYAML
+	@test -z "$(GPU_KERNELS)" || $(GPU)/bin/python -m pip install -q $(GPU_KERNELS)
+	$(call stage,gpu-check,$(GPU)/bin/python benchmarks/gpu_check.py)
 
 full: test test-engines
 	$(call stage,slow,$(BIN)/python -m pytest -q -m slow)

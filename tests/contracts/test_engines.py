@@ -1,4 +1,5 @@
-"""One suite over all engines that the ordinary environment has; the others' are in tests_engines/."""
+"""One suite over all engines that the ordinary environment has; the others' are in tests_engines/. The tensors of any
+device run it in tests/benchmarks/test_gpu_check.py."""
 
 import pytest
 
@@ -8,7 +9,6 @@ from trials.engines.kernels.choice import missing
 LABORATORIES = {
     "simulator": Laboratory("simulator", extra={"step_time": "linear:4000,40,10"}),
     "torch_paged": Laboratory("torch_paged"),
-    "torch_paged on a device": Laboratory("torch_paged", extra={"args": {"kernel": "gather"}}),
 }
 HALF = {"head_dim": 64, "dtype": "float16", "kv_dtype": "float16"}  # what CUDA's paged kernels take
 

@@ -1,4 +1,4 @@
-"""Which kernel a spec gets: the one it names, or the first that pages and is there; never unasked one that copies."""
+"""Which kernel a spec gets: the one it names, or the first that is there and pages; none that copies, unasked."""
 
 import pytest
 

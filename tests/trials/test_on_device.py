@@ -1,4 +1,4 @@
-"""The pool as tensors of any device, here on the CPU: the answers of the CPU's own kernels, and what is mirrored."""
+"""The pool as tensors of any device, here the CPU: the answers of the CPU's own kernels, and what is mirrored."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A batch in the two forms that paged kernels take: cumulative lengths beside a table, or compressed rows of pages."""
+"""A batch in the two forms that paged kernels take: cumulative lengths and a table, or compressed rows of pages."""
 
 import numpy as np
 import pytest
