@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 GPU    := .venv-gpu
-GPU_KERNELS   ?=
+GPU_NEEDS     := import numpy, pyarrow, pydantic, torch, yaml
 ENGINES       := .venv-engines
 ENGINES_STAMP := $(ENGINES)/.installed
 
@@ -73,13 +73,14 @@ test-engines: $(ENGINES_STAMP)
 	echo "== $$file: $$(( $$(date +%s) - begin )) s"; done
 	$(call stage,agreement with vLLM,$(ENGINES)/bin/python benchmarks/agreement.py --requests 30)
 
-# Five packages beside what PYTHON's own environment has (its torch above all), and what GPU_KERNELS names.
+# With PYTHON itself where it has what is needed (kernels too: flashinfer), else in an environment of its own.
 gpu-check:
-	@test -x $(GPU)/bin/python || $(PYTHON) -m venv --system-site-packages $(GPU)
-	@$(GPU)/bin/python -c "import numpy, pyarrow, pydantic, torch, yaml" 2>/dev/null || \
-	$(GPU)/bin/python -m pip install -q -c constraints.txt torch numpy pyarrow pydantic PyYAML
-	@test -z "$(GPU_KERNELS)" || $(GPU)/bin/python -m pip install -q $(GPU_KERNELS)
-	$(call stage,gpu-check,$(GPU)/bin/python benchmarks/gpu_check.py)
+	@python=$(PYTHON); $$python -c "$(GPU_NEEDS)" 2>/dev/null || { python=$(GPU)/bin/python; \
+	test -x $$python || $(PYTHON) -m venv --system-site-packages $(GPU) || exit 1; \
+	$$python -c "$(GPU_NEEDS)" 2>/dev/null || \
+	$$python -m pip install -q -c constraints.txt torch numpy pyarrow pydantic PyYAML || exit 1; }; \
+	echo "== gpu-check"; begin=$$(date +%s); $$python benchmarks/gpu_check.py; status=$$?; \
+	echo "== gpu-check: $$(( $$(date +%s) - begin )) s"; exit $$status
 
 full: test test-engines
 	$(call stage,slow,$(BIN)/python -m pytest -q -m slow)

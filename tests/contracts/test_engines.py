@@ -1,5 +1,7 @@
-"""One suite over all engines that the ordinary environment has; the others' are in tests_engines/. The tensors of any
-device run it in tests/benchmarks/test_gpu_check.py."""
+"""One suite over all engines that the ordinary environment has; the others' are in tests_engines/.
+
+The tensors of any device run it in tests/benchmarks/test_gpu_check.py, without a GPU; with one, here.
+"""
 
 import pytest
 
