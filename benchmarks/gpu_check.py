@@ -1,6 +1,6 @@
-"""What has to be seen on a GPU, in one run of at most eight minutes: `make gpu-check`, or
+"""What has to be seen on a GPU, in one run of at most eight minutes: laws of engines, attention by block size
 
-    python benchmarks/gpu_check.py [--json FILE] [--minutes M] [--kernels NAMES] [--cpu]
+    make gpu-check, or python benchmarks/gpu_check.py [--json FILE] [--minutes M] [--kernels NAMES] [--cpu]
 
 First the laws of every engine (tests/contracts/engine_laws.py) over torch_paged on CUDA, with every paged kernel
 that is installed; then decode attention by block size, beside the contiguous controls and the floor that the
