@@ -219,6 +219,6 @@ def _engine(name: str) -> Finding:
 
 
 def _cluster(address: str) -> Finding:
-    from orchestrator.ray_slots import cluster_says
+    from orchestrator.ray_session import cluster_says
 
     return Finding(name="ray cluster", status="ok", says=cluster_says(address))

@@ -5,6 +5,7 @@ The worker speaks files (spec.json in, result.json out) and lines: JSON objects 
 Everything else that it prints goes to log.txt. How it was started is added to its attempt.json.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -16,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from orchestrator.devices import Reader, Watch
 from orchestrator.forking import CannotFork, ForkServers
 from orchestrator.process_group import Deadlines, EndedBy, Guarded, ProcessGroup, start_by_exec
+from trials.result import load_result, save_result
 from trials.secret_names import dereferenced
 from trials.spec import TrialSpec
 from trials.trace import write_whole
@@ -37,7 +40,9 @@ class Launch:
     """How workers are started. `package` holds trials/ and nothing else (`package.install`).
 
     `servers` None: always by exec. `cores`: the worker and all that it starts stay on these; empty = anywhere.
-    `facts` are written into attempt.json beside how the worker was started.
+    `facts` are written into attempt.json beside how the worker was started. `reader`: devices that are looked at
+    while it runs; a trial that measured on a device that was slowed down is void. `caches`: variables that say
+    where engines keep what they compile, unless `engine.env` says so.
     """
 
     package: Path
@@ -47,6 +52,8 @@ class Launch:
     servers: ForkServers | None = None
     cores: tuple[int, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    reader: Reader | None = None
+    caches: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ def follow(spec: TrialSpec, out: Path, how: Launch, stop: threading.Event | None
     Closing the iterator early ends the process group as well.
     """
     began = time.monotonic()
-    _prepare(spec, out)
+    ask(spec, out)
     code, ended_by = None, "never_started"
     with (out / "log.txt").open("ab", buffering=0) as log:
         try:
@@ -92,18 +99,39 @@ def follow(spec: TrialSpec, out: Path, how: Launch, stop: threading.Event | None
             yield _outcome(None, "never_started", f"the worker could not be started: {error}", began, out)
             return
         group = ProcessGroup(guarded, log)
+        watch = Watch(how.reader, group.measuring) if how.reader is not None else None
         try:
             ended_by = yield from group.listen(how.deadlines, stop or threading.Event())
         finally:
             group.end(how.deadlines.grace_s)
+            if watch is not None:
+                watch.stop()
         code = group.exit_code
-    add_facts(out, {**how.facts, **facts})
+    add_facts(out, {**how.facts, **facts, **(_seen(watch, out) if watch is not None else {})})
     yield _outcome(code, ended_by, _words(ended_by, code, how.deadlines), began, out)
+
+
+def _seen(watch: Watch, out: Path) -> dict[str, Any]:
+    """What the devices did, for attempt.json; what was measured on a slowed one is voided."""
+    slowed = watch.throttled()
+    if slowed:
+        with contextlib.suppress(OSError, ValueError):  # it left no result that could be credited
+            void(out / "result.json", f"a device was slowed down while it measured: {slowed}")
+    return {"devices": watch.summary()} | ({"throttled": slowed} if slowed else {})
+
+
+def void(path: Path, why: str) -> None:
+    """Take every replay of a result out of the running. Raises OSError or ValueError where it is none."""
+    result = load_result(path)
+    replays = tuple(r.model_copy(update={"void_because": (*r.void_because, why)}) for r in result.replays)
+    because = (*result.ineligible_because, f"void: {why}")
+    voided = {"replays": replays, "eligible": False, "ineligible_because": because}
+    save_result(result.model_copy(update=voided), path)
 
 
 def _start(spec: TrialSpec, out: Path, how: Launch, log: IO[bytes]) -> tuple[Guarded, dict[str, Any]]:
     """Start a worker, and what to say of how. Raises OSError, and CannotFork where nothing but a fork will do."""
-    python, env = interpreter(spec), environment(spec, how.package)
+    python, env = interpreter(spec), {**how.caches, **environment(spec, how.package)}
     arguments = [str(out / "spec.json"), str(out)]
     facts: dict[str, Any] = {"launch": "exec", "cores": list(how.cores)}
     if how.servers is not None and how.how != "exec":
@@ -128,7 +156,8 @@ def add_facts(out: Path, facts: Mapping[str, Any]) -> None:
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def _prepare(spec: TrialSpec, out: Path) -> None:
+def ask(spec: TrialSpec, out: Path) -> None:
+    """Write what the trial is asked into its folder, and take away what an earlier attempt there answered."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "result.json").unlink(missing_ok=True)  # an earlier attempt's answer is not this one's
     text = spec.model_dump_json(indent=1) + "\n"

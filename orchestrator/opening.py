@@ -12,11 +12,13 @@ import yaml
 from orchestrator.config import Sweep
 from orchestrator.executors import Executor
 from orchestrator.folder import SweepFolder, write_text
+from orchestrator.slot_needs import SlotNeeds
 from orchestrator.sweep_file import differences, sweep_yaml
 from orchestrator.tracking import Tracker
 from orchestrator.tracking_uri import revealed
 from trials.documents import read_yaml
 from trials.fingerprint import canonical_json, digest, distribution_versions
+from trials.spec import MODELLED
 from trials.units import SpecError
 
 _SHOWN_DIFFERENCES = 12
@@ -93,15 +95,38 @@ def open_executor(sweep: Sweep) -> Executor:
 def _process(sweep: Sweep) -> Executor:
     from orchestrator.process_slots import ProcessExecutor
 
-    return ProcessExecutor(num_slots(sweep))
+    return ProcessExecutor(num_slots(sweep), how=sweep.config.executor.launch)
 
 
 def _ray(sweep: Sweep) -> Executor:
-    from orchestrator.ray_slots import RayExecutor, SlotNeeds
+    from orchestrator.ray_slots import RayExecutor, RayTerms
 
-    engine = sweep.config.engine
-    needs = SlotNeeds(cpus=engine.threads, gpus=engine.tensor_parallel_size if engine.device == "cuda" else 0)
-    return RayExecutor(num_slots(sweep), address=sweep.config.executor.address, needs=needs)
+    where = sweep.config.executor
+    terms = RayTerms(
+        needs=slot_needs(sweep), how=where.launch, describe=sweep.space.base, lease_s=where.lease_s,
+        wait_for_nodes_s=where.wait_for_nodes_s, content=where.content,
+        pin=sweep.config.engine.name not in MODELLED if where.slot.pin_cores is None else where.slot.pin_cores,
+    )  # fmt: skip
+    executor = RayExecutor(num_slots(sweep), address=where.address, terms=terms)
+    for host, why in executor.left_out.items():
+        print(f"note: node {host} takes no part: {why}", file=sys.stderr)
+    return executor
+
+
+def slot_needs(sweep: Sweep) -> SlotNeeds:
+    """What one slot reserves: as the sweep says, else what its engine needs, in whole devices a bundle."""
+    engine, slot = sweep.config.engine, sweep.config.executor.slot
+    devices = engine.tensor_parallel_size * engine.pipeline_parallel_size if engine.device == "cuda" else 0
+    gpus = -(-devices // slot.bundles) if slot.gpus is None else slot.gpus
+    if gpus * slot.bundles < devices:
+        raise SpecError(
+            f"executor.slot: {slot.bundles} bundles of {gpus} GPUs are fewer than the {devices} of the engine"
+        )
+    return SlotNeeds(
+        cpus=slot.cpus or engine.threads, gpus=gpus, bundles=slot.bundles,
+        strategy=slot.strategy or "STRICT_PACK", accelerator_type=slot.accelerator_type, labels=slot.labels,
+        exclusive_node=slot.exclusive_node,
+    )  # fmt: skip
 
 
 _EXECUTORS = {"process": _process, "ray": _ray}

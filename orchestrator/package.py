@@ -62,7 +62,7 @@ def install(package: Package, cache: Path | None = None) -> Path:
     Several processes may install at once: each unpacks aside and renames, and the first one stays.
     Raises ValueError when the archive is not what its digest says.
     """
-    cache = _own_temporary() if cache is None else cache
+    cache = own_folder() if cache is None else cache
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / f"trials-{package.digest[:16]}"
     if folder.is_dir() and _digest(folder) == package.digest:
@@ -89,8 +89,11 @@ def _settle(aside: Path, folder: Path, digest: str) -> Path:
     return folder
 
 
-def _own_temporary() -> Path:
-    """A folder of this user alone; a foreign or open one of that name is never trusted."""
+def own_folder() -> Path:
+    """This user's cache on this machine: code, content, compiled kernels.
+
+    A foreign or open one of that name is never trusted.
+    """
     folder = Path(tempfile.gettempdir()) / f"kvknee-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     facts = folder.lstat()

@@ -12,6 +12,8 @@ from orchestrator.launch import Outcome
 from trials.trace import write_whole
 
 _LAST = "result.json"
+_ASKED = "spec.json"  # the driver's own stays: that one leads to paths of the node
+_LOG_BYTES = 16 << 20
 
 
 class ParcelDamaged(ValueError):
@@ -36,13 +38,24 @@ class Parcel:
 
 
 def collect(outcome: Outcome, out: Path) -> Parcel:
-    """All files of `out` that are whole; names that begin with a dot are somebody's temporary files."""
+    """All files of `out` that are whole; names that begin with a dot are somebody's temporary files.
+
+    Of a log of more than 16 MiB the end is sent, and how much was left out.
+    """
     files = []
     for name in outcome.files:
-        if not name.startswith("."):
-            content = (out / name).read_bytes()
+        if not name.startswith(".") and name != _ASKED:
+            content = _end_of(out / name) if name == "log.txt" else (out / name).read_bytes()
             files.append(File(name, content, hashlib.sha256(content).hexdigest()))
     return Parcel(outcome, tuple(files))
+
+
+def _end_of(log: Path) -> bytes:
+    left_out = max(0, log.stat().st_size - _LOG_BYTES)
+    with log.open("rb") as handle:
+        handle.seek(left_out)
+        kept = handle.read()
+    return f"... {left_out} bytes left out\n".encode() + kept if left_out else kept
 
 
 def deliver(parcel: Parcel, folder: Path) -> None:

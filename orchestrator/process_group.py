@@ -78,10 +78,14 @@ def start_by_exec(
 
 
 class ProcessGroup:
-    """A running worker. `exit_code`: negative = killed by that signal; None while it runs, or when ended by us."""
+    """A running worker. `exit_code`: negative = killed by that signal; None while it runs, or when ended by us.
+
+    `measuring` is set when its engine has started.
+    """
 
     def __init__(self, guarded: Guarded, log: IO[bytes]) -> None:
         self.exit_code: int | None = None
+        self.measuring = threading.Event()
         self._guarded = guarded
         self._lines = _Lines(guarded.stdout, log)
 
@@ -98,6 +102,7 @@ class ProcessGroup:
                 newest = self._lines.read() if ready else None
                 if self._lines.measuring and not started:
                     limit, started = time.monotonic() + deadlines.run_s, True
+                    self.measuring.set()
                 if newest is not None:
                     yield newest
                 if self._lines.ended and stdout in selector.get_map():

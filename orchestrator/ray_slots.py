@@ -1,76 +1,52 @@
-"""Trials over Ray: one long-lived actor a slot, a NEW process a trial. Ray is imported here only.
+"""Trials over Ray: a reserved place and a long-lived actor a slot, a NEW process a trial.
 
 Ray places and connects; it never retries (max_restarts=0, max_task_retries=0), because a silent second run would
-measure something else than was recorded. What Ray loses comes back as Lost, and the sweep decides.
+measure something else than was recorded. What Ray loses comes back as Lost, and the sweep decides. A slot takes
+trials only while its actor has answered from a living node whose engine is the others'.
 """
 
 import contextlib
-import os
-import shutil
-import socket
-import sysconfig
-import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from orchestrator.executors import Done, Event, Job, Lost, Progress, SlotTable, judge, newest
-from orchestrator.launch import WORKER, Launch, Outcome, follow
-from orchestrator.package import Package, install, pack
-from orchestrator.parcel import Parcel, ParcelDamaged, collect, deliver
+from orchestrator.executors import Event, Job, Lost, Progress, SlotTable, judge, newest
+from orchestrator.launch import WORKER, How, ask
+from orchestrator.package import Package, pack
+from orchestrator.parcel import ParcelDamaged, deliver
 from orchestrator.process_group import Deadlines
-from orchestrator.reach import require_reachable
+from orchestrator.ray_actor import Answer, Order, Terms
+from orchestrator.ray_content import Delivery, Dispatch
+from orchestrator.ray_crew import Crew
+from orchestrator.ray_places import Places
+from orchestrator.ray_session import start_ray
+from orchestrator.slot_needs import NotEnough as NotEnough
+from orchestrator.slot_needs import SlotNeeds
 from trials.spec import TrialSpec
 
-_STORE_BYTES = 100_000_000  # results are KB to MB; Ray would take 30 % of the memory
-
-
-class NotEnough(ValueError):
-    """The cluster has not what the slots ask for; waiting would not help."""
+_STEP_S = 0.5  # how long to wait for trials before the cluster is looked at again
+_BUSY_S = 30.0  # how long what is reserved by others may take to become free
 
 
 @dataclass(frozen=True, slots=True)
-class SlotNeeds:
-    """What one slot reserves on ONE node. Timing trials never share a device, so there are no fractions."""
+class RayTerms:
+    """How an executor uses its cluster. `describe`: a spec whose engine must be the same on every slot (None: not
+    asked). `wait_for_nodes_s`: a cluster that grows may take so long. `lost_after_s`: how long past a job's own
+    deadlines its node may stay silent. `pin`: trials stay on cores of their own. `content`: a place that driver and
+    nodes reach.
+    """
 
-    cpus: int = 1
-    gpus: int = 0
-
-    def bundle(self) -> dict[str, float]:
-        return {"CPU": float(self.cpus), **({"GPU": float(self.gpus)} if self.gpus else {})}
-
-
-class _Slot:
-    """Lives in a Ray worker process. `run` and `cancel` are called on different threads."""
-
-    def __init__(self, package: Package, worker: tuple[str, ...]) -> None:
-        self._launch = (install(package), worker)
-        self._stops: dict[str, threading.Event] = {}  # by trial; a cancel may come before the run does
-
-    def where(self) -> str:
-        return socket.gethostname()
-
-    def run(self, spec: TrialSpec, deadlines: Deadlines, key: str) -> Iterator[str | Parcel]:
-        """Progress texts, then the Parcel with all files. `key` names the trial in the temporary folder."""
-        stop = self._stops.setdefault(key, threading.Event())
-        out = Path(tempfile.mkdtemp(prefix=f"kvknee-{key}-"))
-        try:
-            package, worker = self._launch
-            for said in follow(spec, out, Launch(package, worker, deadlines), stop):
-                yield collect(said, out) if isinstance(said, Outcome) else said
-        finally:
-            self._stops.pop(key, None)
-            shutil.rmtree(out, ignore_errors=True)
-
-    def cancel(self, key: str) -> None:
-        self._stops.setdefault(key, threading.Event()).set()
-
-
-def _key(job: Job) -> str:
-    return f"{job.number:04d}-{job.attempt}"
+    needs: SlotNeeds = field(default_factory=SlotNeeds)
+    package: Package | None = None
+    worker: tuple[str, ...] = WORKER
+    how: How = "auto"
+    describe: TrialSpec | None = None
+    wait_for_nodes_s: float = 0.0
+    lost_after_s: float = 60.0
+    grace_s: float = 5.0
+    lease_s: float = 60.0
+    pin: bool = False
+    content: str | None = None
 
 
 @dataclass(slots=True)
@@ -81,159 +57,131 @@ class _Task:
     began: float = field(default_factory=time.monotonic)
 
 
-def start_ray(address: str | None, cpus: int, gpus: int | None = None) -> bool:
-    """Connect; True when a local cluster was started here, and is ours to end.
-
-    Without an address a private one is started, with the token authentication off: Ray would otherwise write a
-    token into the user's home, and nothing but this machine's loopback can reach the cluster.
-    """
-    import ray
-
-    if ray.is_initialized():
-        return False
-    quiet = {"log_to_driver": False, "configure_logging": True, "logging_level": "error"}
-    if address is not None:
-        require_reachable(address)
-        ray.init(address=address, **quiet)
-        return False
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    with _importable():
-        ray.init(
-            address="local",
-            num_cpus=max(cpus, os.cpu_count() or 1),
-            num_gpus=gpus,
-            include_dashboard=False,
-            object_store_memory=_STORE_BYTES,
-            **quiet,
-        )
-    return True
-
-
-@contextlib.contextmanager
-def _importable() -> Iterator[None]:
-    """Ray's processes must find this package, also when it is used from a checkout and another folder."""
-    root, before = str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")
-    if root in sysconfig.get_paths().values():  # installed: never before the standard library
-        yield
-        return
-    os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [before])])
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-
-
 class RayExecutor:
-    """`slots` trials at once over a Ray cluster; their files come back as bytes and are written by the driver.
+    """At most `slots` trials at once over a Ray cluster; their files come back as bytes, written by the driver.
 
-    address: None starts a local cluster, unless this process is connected already. lost_after_s: how long past a
-    job's own deadlines its node may stay silent before the job counts as lost (a frozen node never answers).
+    address: None starts a local cluster, unless this process is connected already. Raises NotEnough for what no
+    node can give, and where no slot came into service.
     """
 
-    def __init__(
-        self,
-        slots: int = 1,
-        *,
-        address: str | None = None,
-        needs: SlotNeeds = SlotNeeds(),
-        package: Package | None = None,
-        worker: tuple[str, ...] = WORKER,
-        lost_after_s: float = 60.0,
-        grace_s: float = 5.0,
-    ) -> None:
-        self.package = package or pack()
-        self._worker, self._needs = worker, needs
-        self._lost_after_s, self._grace_s = lost_after_s, grace_s
-        self._table = SlotTable(tuple(f"ray-{i}" for i in range(slots)))
+    def __init__(self, slots: int = 1, *, address: str | None = None, terms: RayTerms = RayTerms()) -> None:
+        self._terms = terms
+        self.package = terms.package or pack()
         self._tasks: dict[str, _Task] = {}
-        self._actors: dict[str, Any] = {}
-        self._owns_ray = start_ray(address, slots * needs.cpus)
+        self._owns_ray = start_ray(address, slots * terms.needs.cpus)
+        self._places = Places(terms.needs)
+        self._table = SlotTable(tuple(f"ray-{i}" for i in range(slots)), self._places.neighbours)
+        self._dispatch = Dispatch(terms.content)
+        shared = Terms(self.package, terms.worker, terms.how, terms.lease_s)
+        self._crew = Crew(self._places, shared, terms.describe, self._dispatch)
+        self._idle_since: float | None = None
         try:
-            self._group = self._reserve(slots)
+            self._open()
         except BaseException:
-            self._leave()
+            self.close()
             raise
+
+    def _open(self) -> None:
+        """Reserve, and wait until slots serve: all of them, or those that came while a growing cluster was given
+        its time."""
+        grows = self._terms.wait_for_nodes_s > 0
+        self._places.reserve(self._table.names, grows)
+        until = time.monotonic() + max(_BUSY_S, self._terms.wait_for_nodes_s)
+        self._look(now=True)
+        while self._crew.hopeful and time.monotonic() < until:
+            time.sleep(0.05)
+            self._look(now=True)
+        serving = len(self._table.serving)
+        if serving < len(self._table.names) and not (serving and (grows or not self._crew.hopeful)):
+            raise NotEnough(self._crew.why_not(len(self._table.names)))
+
+    def _look(self, now: bool = False) -> list[Event]:
+        """See to the cluster; trials of nodes that are gone are lost."""
+        gone = self._crew.look(now)
+        for slot in self._table.names:
+            self._table.serve(slot, self._crew.serves(slot))
+        events: list[Event] = []
+        for slot, why in gone.items():
+            if slot in self._tasks:
+                events.append(self._lost(self._tasks[slot], why))
+        return events
 
     @property
     def slots(self) -> int:
-        return len(self._table.names)
+        """How many are in service now; nodes come and go."""
+        return len(self._table.serving)
 
     @property
     def slot_names(self) -> tuple[str, ...]:
         return self._table.names
 
-    def _reserve(self, slots: int) -> Any:
-        """A placement group with a bundle a slot. Raises NotEnough at once rather than pending for ever."""
-        import ray
-        from ray.util.placement_group import placement_group, remove_placement_group
-
-        bundle = self._needs.bundle()
-        have = ray.cluster_resources()
-        wanted = {kind: number * slots for kind, number in bundle.items()}
-        short = [f"{n:g} {k}, of {have.get(k, 0):g}" for k, n in wanted.items() if have.get(k, 0) < n]
-        if short:
-            raise NotEnough(f"{slots} slots need {'; '.join(short)}: ask for fewer slots or add nodes")
-        group = placement_group([bundle] * slots, strategy="PACK")
-        if not group.wait(30):
-            remove_placement_group(group)
-            raise NotEnough(f"no node has {bundle} free for each of {slots} slots; ask for fewer, or add nodes")
-        return group
-
-    def _actor(self, slot: str) -> Any:
-        """The slot's actor, started when it is first needed or was lost."""
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        if slot not in self._actors:
-            place = PlacementGroupSchedulingStrategy(self._group, self._table.names.index(slot))
-            options = ray.remote(_Slot).options(
-                num_cpus=self._needs.cpus,
-                num_gpus=self._needs.gpus,
-                max_restarts=0,
-                max_task_retries=0,
-                max_concurrency=2,  # so that cancel() is heard while a trial runs
-                scheduling_strategy=place,
-            )
-            self._actors[slot] = options.remote(self.package, self._worker)
-        return self._actors[slot]
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Nodes that take no part, and why."""
+        return dict(self._crew.left_out)
 
     def submit(self, job: Job) -> None:
         """Start the job. Raises ValueError when no slot is free, or the named one does not exist."""
         slot = self._table.take(job)
-        deadlines = Deadlines(job.start_deadline_s, job.run_deadline_s, self._grace_s)
-        run = self._actor(slot).run.options(num_returns="streaming")
-        self._tasks[slot] = _Task(job, slot, run.remote(job.spec, deadlines, _key(job)))
+        limits = Deadlines(job.start_deadline_s, job.run_deadline_s, self._terms.grace_s)
+        place, cpus = self._places.by_slot[slot], self._terms.needs.cpus
+        cores = range(place.index * cpus, (place.index + 1) * cpus) if self._terms.pin else range(0)
+        ask(job.spec, job.folder)
+        facts = self._places.facts(slot)
+        order = Order(_key(job), job.spec, limits, self._delivery(job.spec), cores, facts, self._crew.engine_hash)
+        run = self._crew.actor(slot).run.options(num_returns="streaming")
+        self._tasks[slot] = _Task(job, slot, run.remote(order))
+
+    def _delivery(self, spec: TrialSpec) -> Delivery:
+        return self._dispatch.of(spec)
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call: every end, and the newest progress of those that still run."""
+        """What happened since the last call: every end, and the newest progress of those that still run.
+
+        Raises NotEnough when no slot has been in service for long, and none is coming.
+        """
         import ray
 
         until = time.monotonic() + timeout_s
-        events: list[Event] = self._overdue()
-        while not events and self._tasks:
+        events: list[Event] = [*self._look(), *self._overdue()]
+        while not events:
+            left = min(_STEP_S, max(0.0, until - time.monotonic()))
             streams = [task.stream for task in self._tasks.values()]
-            left = min(1.0, max(0.0, until - time.monotonic()))
-            ready, _ = ray.wait(streams, num_returns=len(streams), timeout=0)
-            if not ready:
-                ready, _ = ray.wait(streams, timeout=left)
-            heard = [t for t in self._tasks.values() if any(t.stream is r for r in ready)]
-            events += [self._next(task) for task in heard]
-            events += self._overdue()
+            if streams:
+                ready, _ = ray.wait(streams, num_returns=len(streams), timeout=0)
+                if not ready:
+                    ready, _ = ray.wait(streams, timeout=left)
+                heard = [t for t in self._tasks.values() if any(t.stream is r for r in ready)]
+                events += [self._next(task) for task in heard]
+            else:
+                self._bear_idleness()
+                time.sleep(left)
+            events += [*self._look(), *self._overdue()]
             if time.monotonic() >= until:
                 break
-        else:
-            if not events:
-                time.sleep(max(0.0, until - time.monotonic()))
+        return newest(self._ended(events))
+
+    def _ended(self, events: list[Event]) -> list[Event]:
+        """Each end once; its slot is free."""
+        kept: list[Event] = []
         for event in events:
-            if isinstance(event, Done | Lost):
+            if isinstance(event, Progress):
+                kept.append(event)
+            elif event.slot in self._tasks and self._tasks[event.slot].job == event.job:
                 del self._tasks[event.slot]
                 self._table.free(event.slot)
-        return newest(events)
+                kept.append(event)
+        return kept
+
+    def _bear_idleness(self) -> None:
+        """Without a slot in service nothing will ever happen again: that is said after a while."""
+        if self._table.serving:
+            self._idle_since = None
+            return
+        now = time.monotonic()
+        self._idle_since = self._idle_since or now
+        if now - self._idle_since > max(2 * _BUSY_S, self._terms.wait_for_nodes_s):
+            raise NotEnough(self._crew.why_not(len(self._table.names)))
 
     def _next(self, task: _Task) -> Event:
         """The next thing that a running trial said, which may be its end."""
@@ -242,92 +190,59 @@ class RayExecutor:
         try:
             said = ray.get(next(task.stream))
         except StopIteration:
-            return self._lost(task, "the slot ended without an answer", True)
-        except ray.exceptions.RayTaskError as error:  # our own code raised on the node: a full disk, no package
-            return self._lost(task, f"the slot failed: {error}", True)
+            return self._lost(task, "the slot ended without an answer")
+        except ray.exceptions.RayTaskError as error:  # our own code raised on the node: a full disk, no content
+            return self._lost(task, f"the slot failed: {error}")
         except ray.exceptions.RayError as error:
-            self._drop(task.slot)
-            return self._lost(task, f"{type(error).__name__}: {error}", True)
+            self._crew.drop(task.slot)
+            return self._lost(task, f"{type(error).__name__}: {error}")
         if isinstance(said, str):
             return Progress(task.job, said, task.slot)
+        return self._delivered(task, said)
+
+    def _delivered(self, task: _Task, answer: Answer) -> Event:
+        if answer.unfit:
+            self._crew.drop(task.slot, because=answer.unfit)
         try:
-            deliver(said, task.job.folder)
+            deliver(answer.parcel, task.job.folder)
         except (ParcelDamaged, OSError) as error:
-            return self._lost(task, f"the trial's files did not arrive: {error}", True)
-        return judge(task.job, said.outcome, task.slot)
+            return self._lost(task, f"the trial's files did not arrive: {error}")
+        return judge(task.job, answer.parcel.outcome, task.slot)
 
     def _overdue(self) -> list[Event]:
         """Jobs whose node is silent long past the deadlines that it should have kept itself."""
         now = time.monotonic()
         found: list[Event] = []
         for task in self._tasks.values():
-            allowed = task.job.start_deadline_s + task.job.run_deadline_s + self._grace_s + self._lost_after_s
+            allowed = (
+                task.job.start_deadline_s + task.job.run_deadline_s + self._terms.grace_s + self._terms.lost_after_s
+            )
             if now - task.began > allowed:
-                self._drop(task.slot)
-                found.append(self._lost(task, f"no word from its node for {allowed:g} s", True))
+                self._crew.drop(task.slot)
+                found.append(self._lost(task, f"no word from its node for {allowed:g} s"))
         return found
 
-    def _lost(self, task: _Task, reason: str, infrastructure: bool) -> Lost:
-        return Lost(task.job, reason, infrastructure, time.monotonic() - task.began, task.slot)
-
-    def _drop(self, slot: str) -> None:
-        """Give an actor up; the slot gets a new one when it is next used."""
-        import ray
-
-        actor = self._actors.pop(slot, None)
-        if actor is not None:
-            ray.kill(actor)
+    def _lost(self, task: _Task, reason: str) -> Lost:
+        return Lost(task.job, reason, True, time.monotonic() - task.began, task.slot)
 
     def cancel(self, job: Job) -> None:
         """Ask for the end of the job's process group; nothing happens if it is over."""
         slot = self._table.of(job)
-        if slot is not None:
-            self._actors[slot].cancel.remote(_key(job))
+        if slot is not None and self._crew.has(slot):
+            self._crew.actor(slot).cancel.remote(_key(job))
 
     def close(self) -> None:
-        """End everything. An actor's death closes its guard's pipe, and the guard kills the worker's group."""
-        from ray.util.placement_group import remove_placement_group
-
-        for slot in list(self._actors):
-            self._drop(slot)
-        self._tasks.clear()
-        if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
-        self._leave()
-
-    def _leave(self) -> None:
+        """End everything. An actor's death closes its guards' pipes, and the guards kill their groups."""
         import ray
 
+        self._crew.close()
+        self._tasks.clear()
+        with contextlib.suppress(Exception):  # the cluster may be gone already
+            self._places.release()
         if self._owns_ray:
             ray.shutdown()
             self._owns_ray = False
 
 
-def cluster_says(address: str, timeout_s: float = 5.0) -> str:
-    """What the cluster at HOST:PORT or ray://HOST:PORT has. Raises ConnectionError with what to look at."""
-    import ray
-
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdigit()):
-        raise ConnectionError(f"{address!r} is no cluster address; write it like 10.0.0.5:6379")
-    try:  # Ray itself tries for minutes
-        socket.create_connection((host, int(port)), timeout_s).close()
-    except OSError as error:
-        raise ConnectionError(
-            f"nothing answers at {address} ({error}); is `ray start --head` running there?"
-        ) from None
-    try:
-        ours = not ray.is_initialized()
-        start_ray(address, 0)
-    except Exception as error:
-        hint = "every node and client needs RAY_AUTH_MODE=token and the same token, or disabled everywhere"
-        raise ConnectionError(f"{address} answers but does not let us in: {error}; {hint}") from error
-    try:
-        have, nodes = ray.cluster_resources(), [n for n in ray.nodes() if n["Alive"]]
-        return (
-            f"{len(nodes)} nodes, {have.get('CPU', 0):g} CPUs, {have.get('GPU', 0):g} GPUs, Ray {ray.__version__}"
-        )
-    finally:
-        if ours:
-            ray.shutdown()
+def _key(job: Job) -> str:
+    return f"{job.number:04d}-{job.attempt}"

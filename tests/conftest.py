@@ -35,7 +35,7 @@ def local_ray() -> Iterator[None]:
     """One private Ray a session, with two made-up GPUs (nothing computes on them)."""
     import ray
 
-    from orchestrator.ray_slots import start_ray
+    from orchestrator.ray_session import start_ray
 
     os.environ["RAY_AUTH_MODE"] = "disabled"
     start_ray(None, cpus=4, gpus=2)

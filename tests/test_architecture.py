@@ -13,7 +13,7 @@ PACKAGES = ("trials", "search_spaces", "orchestrator")
 HEAVY = {"ray", "optuna", "mlflow", "torch", "transformers", "vllm", "pandas", "matplotlib", "numba"}
 HOMES = {
     "optuna": {"search_spaces/space.py", "orchestrator/study.py"},
-    "ray": {"orchestrator/ray_slots.py"},
+    "ray": {f"orchestrator/ray_{room}.py" for room in ("slots", "crew", "places", "content", "session")},
     "mlflow": {
         f"orchestrator/tracking_{room}.py" for room in ("check", "content", "recipe", "registry", "runs", "send")
     },

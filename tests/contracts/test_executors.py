@@ -97,10 +97,10 @@ def _executor(request: pytest.FixtureRequest, stand_in: tuple[str, ...]) -> Iter
         how = "fork" if request.param.endswith("fork") else "exec"
         executor = ProcessExecutor(2, worker=stand_in, how=how, grace_s=1)  # type: ignore[arg-type]
     else:
-        from orchestrator.ray_slots import RayExecutor
+        from orchestrator.ray_slots import RayExecutor, RayTerms
 
         request.getfixturevalue("local_ray")
-        executor = RayExecutor(2, worker=stand_in, grace_s=1)
+        executor = RayExecutor(2, terms=RayTerms(worker=stand_in, grace_s=1))
     yield executor
     executor.close()
     executor.close()  # may be called twice

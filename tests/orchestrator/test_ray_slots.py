@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from orchestrator.executors import Done, Job, Lost, Progress
-from orchestrator.ray_slots import NotEnough, RayExecutor, SlotNeeds
+from orchestrator.ray_slots import NotEnough, RayExecutor, RayTerms
+from orchestrator.slot_needs import SlotNeeds
 from trials.spec import trial_spec
 
 pytestmark = pytest.mark.ray
@@ -63,6 +64,15 @@ def end(executor: RayExecutor) -> Done | Lost:
     pytest.fail("the trial never ended")
 
 
+def serving_again(executor: RayExecutor) -> None:
+    """A lost slot takes no job until its new actor has answered."""
+    for _ in range(300):
+        if executor.slots:
+            return
+        assert executor.wait(0.1) == []
+    pytest.fail("the slot never came back")
+
+
 def gone(pid: int) -> bool:
     for _ in range(100):
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie":
@@ -72,18 +82,16 @@ def gone(pid: int) -> bool:
 
 
 def actor_of(worker_pid: int) -> psutil.Process:
-    """worker -> guard -> Ray's process of the slot."""
-    guard = psutil.Process(worker_pid).parent()
-    assert guard is not None
-    actor = guard.parent()
-    assert actor is not None
-    return actor
+    """worker -> guard (-> fork server) -> Ray's process of the slot."""
+    line = [p for p in psutil.Process(worker_pid).parents() if "SlotActor" in " ".join(p.cmdline())]
+    assert line
+    return line[0]
 
 
 def test_a_dead_slot_loses_its_trial_to_infrastructure_and_serves_again(
     local_ray: None, worker: tuple[str, ...], tmp_path: Path
 ) -> None:
-    executor = RayExecutor(1, worker=worker)
+    executor = RayExecutor(1, terms=RayTerms(worker=worker))
     try:
         executor.submit(job(tmp_path, 1, sleep_s=300))
         pid = int(first_progress(executor).text.split()[0])
@@ -93,6 +101,7 @@ def test_a_dead_slot_loses_its_trial_to_infrastructure_and_serves_again(
         assert lost.infrastructure
         assert "Actor" in lost.reason
         assert gone(pid), "the worker outlived its slot"
+        serving_again(executor)
         executor.submit(job(tmp_path, 2))
         assert isinstance(end(executor), Done)
     finally:
@@ -102,7 +111,7 @@ def test_a_dead_slot_loses_its_trial_to_infrastructure_and_serves_again(
 def test_a_frozen_slot_is_given_up_after_its_deadlines(
     local_ray: None, worker: tuple[str, ...], tmp_path: Path
 ) -> None:
-    executor = RayExecutor(1, worker=worker, lost_after_s=0.5, grace_s=0.5)
+    executor = RayExecutor(1, terms=RayTerms(worker=worker, lost_after_s=0.5, grace_s=0.5))
     try:
         frozen = job(tmp_path, 1, sleep_s=300)
         executor.submit(Job(1, 1, frozen.spec, frozen.folder, start_deadline_s=5, run_deadline_s=0.5))
@@ -122,7 +131,7 @@ def test_a_frozen_slot_is_given_up_after_its_deadlines(
 
 
 def test_each_slot_sees_only_its_own_gpu(local_ray: None, worker: tuple[str, ...], tmp_path: Path) -> None:
-    executor = RayExecutor(2, needs=SlotNeeds(cpus=1, gpus=1), worker=worker)
+    executor = RayExecutor(2, terms=RayTerms(needs=SlotNeeds(cpus=1, gpus=1), worker=worker))
     try:
         executor.submit(job(tmp_path, 1, sleep_s=0.2))
         executor.submit(job(tmp_path, 2, sleep_s=0.2))
@@ -136,7 +145,7 @@ def test_each_slot_sees_only_its_own_gpu(local_ray: None, worker: tuple[str, ...
 
 def test_more_than_the_cluster_has_is_refused_at_once(local_ray: None, worker: tuple[str, ...]) -> None:
     with pytest.raises(NotEnough, match="3 GPU, of 2"):
-        RayExecutor(3, needs=SlotNeeds(cpus=0, gpus=1), worker=worker)
+        RayExecutor(3, terms=RayTerms(needs=SlotNeeds(cpus=0, gpus=1), worker=worker))
 
 
 def test_closing_ends_a_running_trial_and_leaves_the_cluster_to_its_owner(
@@ -144,7 +153,7 @@ def test_closing_ends_a_running_trial_and_leaves_the_cluster_to_its_owner(
 ) -> None:
     import ray
 
-    executor = RayExecutor(1, worker=worker)
+    executor = RayExecutor(1, terms=RayTerms(worker=worker))
     executor.submit(job(tmp_path, 1, sleep_s=300))
     pid = int(first_progress(executor).text.split()[0])
     executor.close()
@@ -158,9 +167,9 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from orchestrator.executors import Job
-from orchestrator.ray_slots import RayExecutor
+from orchestrator.ray_slots import RayExecutor, RayTerms
 from trials.spec import TrialSpec
-executor = RayExecutor(1, worker=("-I", "-S", sys.argv[1]))
+executor = RayExecutor(1, terms=RayTerms(worker=("-I", "-S", sys.argv[1])))
 executor.submit(Job(1, 1, TrialSpec.model_validate_json(sys.argv[2]), Path("job").absolute()))
 try:
     while True:
