@@ -3,19 +3,16 @@
 Order of truth: the result file, then the tracker's spool. Whatever a killed driver left on disk is taken up here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.attempts import MAX_LOSSES, deciding, measure_again, off_by
 from orchestrator.config import Sweep
 from orchestrator.executors import Done, Job, Lost, Progress
 from orchestrator.folder import State, TrialCard, TrialRecord, read_attempt, write_text
+from orchestrator.remembered import SweepFacts, attempt_entry
 from orchestrator.rooms import Rooms
-from orchestrator.tracking import TrialEntry
 from trials.fingerprint import canonical_json
 from trials.result import TrialResult
-
-Labels = Callable[[TrialCard], list[tuple[str, str]]]  # tags of a trial, beside its hashes
 
 
 @dataclass(slots=True)
@@ -32,8 +29,8 @@ class Active:
 class Running:
     """What runs. Cards come back finished: with the attempt that counts, or with the reason why none does."""
 
-    def __init__(self, sweep: Sweep, rooms: Rooms, labels: Labels) -> None:
-        self._sweep, self._rooms, self._labels = sweep, rooms, labels
+    def __init__(self, sweep: Sweep, rooms: Rooms, facts: SweepFacts) -> None:
+        self._sweep, self._rooms, self._facts = sweep, rooms, facts
         self._active: dict[int, Active] = {}
         self._again: list[tuple[TrialCard, tuple[str, ...]]] = []  # to be attempted again, when a slot is free
         self._probes: dict[int, list[float]] = {}  # trial -> its probes, seconds
@@ -89,8 +86,7 @@ class Running:
             job = Job(card.number, attempt.number, standing.spec, attempt.folder)
             if attempt.result is None and attempt.lost is None:
                 self._write_loss(Lost(job, "the driver ended while it ran", True, 0.0, ""))
-            started_s = attempt.folder.stat().st_mtime  # the driver may have been killed before it wrote spec.json
-            self._remember(Active(standing.card, job, started_s), attempt.result)
+            self._remember(standing.card, job)
         return same and deciding(standing.attempts, ()) is not None
 
     def hear(self, event: Done | Lost | Progress) -> TrialCard | None:
@@ -107,7 +103,7 @@ class Running:
 
     def _lost(self, active: Active, event: Lost) -> TrialCard | None:
         self._write_loss(event)
-        self._remember(active, None)
+        self._remember(active.card, active.job)
         lost_on = (*active.lost_on, event.slot)
         if event.infrastructure and len(lost_on) < MAX_LOSSES:
             self._say(active.card, f"attempt lost ({_line(event.reason)}); trying again")
@@ -126,6 +122,7 @@ class Running:
     def _write_loss(self, lost: Lost) -> None:
         record = {
             "reason": lost.reason, "infrastructure": lost.infrastructure, "slot": lost.slot, "wall_s": lost.wall_s,
+            "engine": self._engine_hash,
         }  # fmt: skip
         write_text(lost.job.folder / "lost.json", canonical_json(record) + "\n")
 
@@ -135,7 +132,7 @@ class Running:
         wrong = self._not_ours(card, attempt.result)
         if wrong:
             return self._lost(active, Lost(event.job, wrong, attempt.result is None, event.wall_s, event.slot))
-        self._remember(active, event.result)
+        self._remember(card, event.job)
         others = self._others(card)
         before = len(self._probes.setdefault(card.number, []))
         if attempt.probe_s:
@@ -180,21 +177,12 @@ class Running:
             "state": state, "reason": chosen.result.reason, "decides": chosen.number, "notes": tuple(notes),
         })  # fmt: skip
 
-    def _remember(self, active: Active, result: TrialResult | None) -> None:
-        """One entry an attempt. Told before the journal is, so that a killed driver forgets none."""
-        labels = self._labels(active.card)
-        if result is None:
-            # An attempt that left no result is known by what it was asked, and by the engine of those that did.
-            hashes = {"spec": active.card.spec_hash, "trace": self._sweep.trace_digest, "engine": self._engine_hash}
-            labels += [(f"kvknee.{name}_hash", value) for name, value in hashes.items()]
-        else:
-            self._engine_hash = result.hashes.engine
-        self._rooms.tracker.record(
-            TrialEntry(
-                active.card.number, active.job.attempt, active.card.spec, result, active.job.folder,
-                int(active.started_s * 1000), int(self._rooms.now_s() * 1000), tuple(labels),
-            )
-        )  # fmt: skip
+    def _remember(self, card: TrialCard, job: Job) -> None:
+        """One entry an attempt, of what it left on disk. Told before the journal is, so that none is forgotten."""
+        entry = attempt_entry(card, job.folder, job.attempt, self._facts)
+        if entry.result is not None:
+            self._engine_hash = entry.result.hashes.engine
+        self._rooms.tracker.record(entry)
 
     def stop(self) -> None:
         """End what runs; its trials stay RUNNING in the journal, and resume goes on with them."""
@@ -205,7 +193,7 @@ class Running:
             if read_attempt(active.job.folder, active.job.attempt).result is None:
                 held_s = self._rooms.now_s() - active.started_s
                 self._write_loss(Lost(active.job, "the sweep was stopped", True, held_s, ""))
-                self._remember(active, None)
+                self._remember(active.card, active.job)
 
 
 def _line(reason: str) -> str:

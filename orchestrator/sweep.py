@@ -14,6 +14,7 @@ from orchestrator.folder import TrialCard, TrialRecord
 from orchestrator.known import Known
 from orchestrator.progress import Tally
 from orchestrator.racing import Out, Race
+from orchestrator.remembered import facts_of
 from orchestrator.rooms import Rooms as Rooms
 from orchestrator.running import Running
 from orchestrator.stopping import Standing, Stop, first_reason
@@ -33,8 +34,7 @@ class Driver:
         self._sweep, self._rooms, self._stops = sweep, rooms, stops
         self._slo = parse_slo(sweep.config.slo)
         self._study = SweepStudy(rooms.folder.journal, sweep)
-        self._controls_of = self._control_hashes()
-        self._running = Running(sweep, rooms, self._labels)
+        self._running = Running(sweep, rooms, facts_of(sweep))
         self._known = Known(rooms.build, sweep.question)
         self._race = Race(sweep) if sweep.config.races else None
         self._ready: deque[TrialCard] = deque()  # asked for, and waited for what is over now
@@ -181,18 +181,6 @@ class Driver:
         space, policy = self._sweep.space, self._sweep.space.policy_of(card.spec)
         may_win = value.feasible and space.contains(policy)
         self._tally.count(state, space.label(policy), value.value if may_win else None)
-
-    def _control_hashes(self) -> dict[str, list[str]]:
-        """Spec hash -> the controls that it is; a grid point may be one."""
-        found: dict[str, list[str]] = {}
-        for point in self._sweep.control_points():
-            names = found.setdefault(self._sweep.hash(self._sweep.spec(point)), [])
-            names.append(point.control or "")
-        return found
-
-    def _labels(self, card: TrialCard) -> list[tuple[str, str]]:
-        controls = self._controls_of.get(card.spec_hash, [])
-        return [("kvknee.control", ",".join(controls))] if controls else []
 
     def _show(self) -> None:
         self._tally.walls_s = self._running.walls_s
