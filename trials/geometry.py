@@ -9,9 +9,12 @@ arXiv 2405.04437). Its block is the tokens that one page holds of one layer; wha
 Pure arithmetic.
 """
 
+from collections.abc import Sequence
+
 from trials.engine import PoolGeometry
 from trials.spec import TrialSpec
 
+SHAPELESS = ("simulator", "vllm_scheduler", "vllm")  # engines that take KV of other shapes than K and V by head
 TABLE_ENTRY_BYTES = 4  # int32, as engines keep block tables on the device
 
 
@@ -42,10 +45,39 @@ def block_bytes(spec: TrialSpec) -> int:
     return effective_block_size(spec) * spec.model.kv_bytes_per_token + block_padding_bytes(spec)
 
 
-def block_table_bytes(spec: TrialSpec) -> int:
-    """Device block tables: int32 [max_num_seqs, ceil(max_model_len / block_size)], in bytes."""
-    columns = -(-spec.policy.max_model_len // max(effective_block_size(spec), 1))
-    return spec.policy.max_num_seqs * columns * TABLE_ENTRY_BYTES
+def block_table_bytes(spec: TrialSpec, groups: Sequence[PoolGeometry] = (), ranks: int = 1) -> int:
+    """Device block tables: int32 [max_num_seqs, ceil(max_model_len / block_size)] a group and rank, in bytes."""
+    sizes = [group.block_size for group in groups] or [max(effective_block_size(spec), 1)]
+    columns = sum(-(-spec.policy.max_model_len // size) for size in sizes)
+    return spec.policy.max_num_seqs * columns * TABLE_ENTRY_BYTES * ranks
+
+
+def pool_budget(spec: TrialSpec, workspace_bytes: int = 0, tables_bytes: int | None = None) -> int | None:
+    """Bytes that the pool may have, over all ranks; None where the spec counts blocks. May be negative."""
+    pool, tables = spec.pool, block_table_bytes(spec) if tables_bytes is None else tables_bytes
+    if pool.bytes is not None:
+        return pool.bytes - (tables if pool.tables_inside else 0)
+    if pool.device_budget is not None:
+        return pool.device_budget - spec.model.weights_bytes - tables - workspace_bytes
+    return None
+
+
+def one_table_serves(spec: TrialSpec) -> str | None:
+    """Why one block table a sequence does not serve this model's layers in this engine and layout, or None."""
+    model, engine = spec.model, spec.engine.name
+    if not model.layers:
+        return None
+    kinds = ", ".join(sorted({part.kind for part in model.layers}))
+    if spec.policy.layout != "paged":
+        return f"layout {spec.policy.layout} is for models whose layers are all alike; {model.name} has {kinds}"
+    if engine not in SHAPELESS:
+        return f"engine {engine} computes with K and V of every token in every layer; {model.name} has {kinds}"
+    if not model.uniform:
+        return (
+            f"engine {engine} has one block table a sequence; {model.name} has {kinds}, each with one of its own: "
+            "use vllm_scheduler"
+        )
+    return None
 
 
 def pool_geometry(spec: TrialSpec, workspace_bytes: int = 0) -> PoolGeometry | str:
@@ -54,20 +86,17 @@ def pool_geometry(spec: TrialSpec, workspace_bytes: int = 0) -> PoolGeometry | s
     `bytes` is the pool (with `tables_inside`, pool plus block tables); `device_budget` also pays for weights,
     tables and `workspace_bytes`.
     """
+    if (why := one_table_serves(spec)) is not None:
+        return why
     size, block = effective_block_size(spec), block_bytes(spec)
     if size == 0:
         return (
             f"policy.page_bytes {spec.policy.page_bytes} holds not one token of a layer's K or V, which takes "
             f"{spec.model.kv_bytes_per_token // pages_per_block(spec)} bytes: use larger pages"
         )
-    pool, tables = spec.pool, block_table_bytes(spec)
-    if pool.blocks is not None:
-        budget = pool.blocks * block
-    elif pool.bytes is not None:
-        budget = pool.bytes - (tables if pool.tables_inside else 0)
-    else:
-        assert pool.device_budget is not None
-        budget = pool.device_budget - spec.model.weights_bytes - tables - workspace_bytes
+    pool, budget = spec.pool, pool_budget(spec, workspace_bytes)
+    if budget is None:
+        budget = (pool.blocks or 0) * block
     blocks = max(budget, 0) // block
     if blocks <= pool.reserve_blocks:
         return (

@@ -28,6 +28,7 @@ FILES = (
     "engines/vllm_answers.py", "engines/vllm_args.py", "engines/vllm_core.py", "engines/vllm_domain.py",
     "engines/vllm_engine.py", "engines/vllm_opening.py", "engines/vllm_policy.py", "engines/vllm_serving.py",
     "engines/vllm_watch.py", "geometry.py", "ledger.py", "load.py", "recorder.py", "replay.py",
+    "engines/vllm_group_watch.py", "shared_pool.py",
 )  # fmt: skip
 INSTALLED = (
     "*.so", "_custom_ops.py", "config/*.py", "engine/arg_utils.py", "envs.py", "platforms/*.py",

@@ -22,7 +22,6 @@ from trials.engine import (
     EngineDied,
     EngineFacts,
     EngineStart,
-    GroupAudit,
     LedgerRow,
     Outcome,
     Refusal,
@@ -32,9 +31,9 @@ from trials.engine import (
     Work,
 )
 from trials.engines.branches import Branches
+from trials.engines.stand_in_ranks import Rank, spread_audits, spread_rows
 from trials.engines.vllm_core import VOCABULARY
-from trials.engines.vllm_watch import PoolWatch
-from trials.ledger import Accounts
+from trials.engines.vllm_group_watch import watch_pool
 
 _NO_TOKEN: list[int] = []
 
@@ -45,7 +44,7 @@ def request_id(row: int) -> str:
 
 
 class VllmScheduler:
-    """One KV group, one rank. `core` is vLLM's EngineCore, opened with the stand-in executor."""
+    """`core` is vLLM's EngineCore, opened with the stand-in executor."""
 
     def __init__(
         self, core: Any, facts: EngineFacts, content: Content, time_of: StepTime, device: DeviceBytes,
@@ -53,10 +52,8 @@ class VllmScheduler:
     ) -> None:  # fmt: skip
         self.facts, self.start_up = facts, start_up
         self.core, self.scheduler = core, core.scheduler
-        (geometry,) = facts.groups
-        usable = geometry.num_blocks - geometry.reserve_blocks
-        accounts = Accounts(geometry.block_size, usable, geometry.reserve_blocks)
-        self.watch = PoolWatch(self.scheduler.kv_cache_manager, accounts, geometry.block_size)
+        self.watch = watch_pool(self.scheduler.kv_cache_manager, facts)
+        self._ranks: list[Rank] = getattr(core.model_executor, "ranks", [])  # where each has a ledger of its own
         self._content, self._time_of, self._device = content, time_of, device
         self._answers: dict[int, list[int]] = {}  # live row -> the tokens that it will be given
         self._flowing: dict[int, None] = {}  # rows that delivered a token in the last step, and go on
@@ -65,8 +62,9 @@ class VllmScheduler:
         self._pending: dict[int, int] = {}  # fork that has not started -> its place among all that came
         self._came = 0
         config = core.vllm_config
-        self._margin = int(config.scheduler_config.watermark * geometry.num_blocks)
+        self._margin = int(config.scheduler_config.watermark * facts.groups[0].num_blocks)
         self._budget = config.scheduler_config.max_num_batched_tokens
+        self._slots = config.scheduler_config.max_num_seqs
         self._step = Step(0, None, StepShape(0, 0, 0, 0, 0, 0, 0, 0), (), 0, 0, 0)
         core.model_executor.on_step = self._on_step
 
@@ -74,15 +72,14 @@ class VllmScheduler:
         if self.scheduler.running or self.scheduler.waiting:
             running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
             raise PoolError(f"a replay can only start drained: {running} run, {waiting} wait")
-        accounts = self.watch.accounts
         if cold:
             known = any(b.block_hash is not None for b in self.watch.pool.blocks)
             if not self.scheduler.reset_prefix_cache() or (known := any(
                 b.block_hash is not None or (b.ref_cnt and not b.is_null) for b in self.watch.pool.blocks
             )):  # fmt: skip
                 raise PoolError(f"vLLM did not drop its cache: blocks known {known}")
-            accounts.forget(accounts.cached_blocks)
-        accounts.row()
+            self.watch.forget()
+        self.watch.rows()
         self._flowing.clear()
 
     def add(self, work: Work) -> str | None:
@@ -165,10 +162,12 @@ class VllmScheduler:
     def _on_step(self, output: Any) -> list[list[int]]:
         """Blocks are allocated, nothing has ended: the row of the ledger, the step's time, and its tokens."""
         step, watch = self._step, self.watch
-        watch.accounts.fill(output.total_num_scheduled_tokens)
-        step.ledger = (watch.accounts.row(),)
+        watch.fill(output.num_scheduled_tokens, output.total_num_scheduled_tokens)
+        step.ledger = watch.rows()
+        if self._ranks:
+            step.ledger = spread_rows(step.ledger, self._ranks, self.facts.groups, self.scheduler.requests)
         free = watch.pool.get_num_free_blocks()
-        if (said := step.ledger[0].free_blocks + step.ledger[0].cached_blocks) != free:
+        if (said := watch.available_blocks) != free:
             raise RuntimeError(f"{said} blocks free and cached are booked, vLLM has {free}")
         step.num_running, step.num_waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         step.waiting_tokens = watch.waiting_tokens
@@ -218,25 +217,29 @@ class VllmScheduler:
         if watch.preempted:
             return Refusal(Cause.PREEMPTED, head, 0)
         if watch.refused is None:
-            return Refusal(Cause.BUDGET if num_scheduled >= self._budget else Cause.SLOTS, head, 0)
+            full = num_scheduled < self._budget and len(self.scheduler.running) >= self._slots
+            return Refusal(Cause.SLOTS if full else Cause.BUDGET, head, 0)
         row, wanted = watch.refused
         free = watch.pool.get_num_free_blocks()
         if wanted <= free:
             return Refusal(Cause.WATERMARK, row, wanted)
         shortest = min(request.num_tokens for request in waiting)
-        fits = -(-shortest // self.facts.groups[0].block_size) + self._margin <= free
+        fits = watch.blocks_for(shortest) + self._margin <= free
         return Refusal(Cause.HEAD_OF_LINE if fits else Cause.MEMORY, row, wanted)
 
     def ledger(self) -> tuple[LedgerRow, ...]:
-        return (self.watch.accounts.peek(),)
+        rows = self.watch.peek()
+        return spread_rows(rows, self._ranks, self.facts.groups, self._alive()) if self._ranks else rows
+
+    def _alive(self) -> set[str]:
+        """Whose blocks a rank may have: it hears of an end with the step that follows."""
+        return {*self.scheduler.requests, *self.scheduler.finished_req_ids}
 
     def audit(self) -> Audit:
-        running = self.scheduler.running
-        tables = {int(r.request_id): [b.block_id for b in self.watch.tables[r.request_id]] for r in running}
-        held = {int(r.request_id): r.num_computed_tokens for r in running}
-        free, cached = self.watch.audit_queue()
-        reserve = [block.block_id for block in self.watch.pool.blocks if block.is_null]
-        return Audit([GroupAudit(tables, held, free, cached, reserve)], self._device)
+        groups = self.watch.audit(self.scheduler.running)
+        if self._ranks:
+            groups = spread_audits(groups, self._ranks, self._alive())
+        return Audit(groups, self._device)
 
     def close(self) -> None:
         if self.core is not None:

@@ -7,6 +7,7 @@ simulator's, so its evidence is `modelled`. Runs under the interpreter that has 
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trials.content import Content
@@ -15,15 +16,16 @@ from trials.engines.domain import Domain
 from trials.engines.installed import installed_digests
 from trials.engines.vllm_policy import FIXED
 from trials.fingerprint import distribution_versions, engine_hash, source_digests
-from trials.geometry import block_table_bytes, pool_geometry
+from trials.geometry import block_table_bytes
 from trials.roofline import step_time
 from trials.spec import PoolPolicy, TrialSpec
 from trials.units import SpecError
 
 FILES = (
-    "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/stand_in.py", "engines/vllm_core.py",
-    "engines/vllm_engine.py", "engines/vllm_policy.py", "engines/vllm_scheduler.py", "engines/vllm_watch.py",
-    "geometry.py", "ledger.py", "load.py", "recorder.py", "replay.py", "roofline.py",
+    "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/stand_in.py", "engines/stand_in_ranks.py",
+    "engines/vllm_core.py", "engines/vllm_engine.py", "engines/vllm_group_watch.py", "engines/vllm_groups.py",
+    "engines/vllm_policy.py", "engines/vllm_scheduler.py", "engines/vllm_watch.py", "geometry.py", "ledger.py",
+    "load.py", "model.py", "recorder.py", "replay.py", "roofline.py", "shared_pool.py",
 )  # fmt: skip
 # What vLLM itself decides with here: its scheduler, pool and core, and the settings that they read.
 INSTALLED = (
@@ -77,9 +79,6 @@ def _absent(error: ImportError) -> str:
 
 def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     """Build vLLM's engine core; refused, in vLLM's words, where it will not start or is not installed."""
-    asked = pool_geometry(spec)
-    if isinstance(asked, str):
-        return Refused(asked)
     prepare(spec)
     began = time.perf_counter()
     try:
@@ -88,24 +87,30 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     except ImportError as error:
         return Refused(_absent(error))
     try:
-        core = vllm_core.open_core(spec, asked)
-        geometry = vllm_core.geometry_of(core, asked)
+        vllm_core.asked_geometry(spec)
+    except SpecError as error:
+        return Refused(str(error))
+    try:
+        core = vllm_core.open_core(spec)
+        groups = vllm_core.geometries(core, spec)
     except (ValueError, TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
         return Refused(f"vLLM will not start: {_first_words(error)}")
-    assert spec.engine.step_time is not None
-    time_of = step_time(
-        spec.engine.step_time, spec.model, geometry.block_size,
-        max_num_batched_tokens=spec.policy.max_num_batched_tokens,
-    )  # fmt: skip
     facts = EngineFacts(
         name="vllm_scheduler", engine_hash=engine_hash(identity(spec)), evidence="modelled", clock="virtual",
-        groups=(geometry,), ranks=1, effective=tuple(sorted(vllm_core.knobs_of(core, spec).items())),
+        groups=groups, ranks=spec.engine.tensor_parallel_size, effective=(),
         not_applicable=(*_not_knobs(), "copied_bytes"),
-        max_model_len=core.vllm_config.model_config.max_model_len,
+        max_model_len=core.vllm_config.model_config.max_model_len, shared_pool=len(groups) > 1,
     )  # fmt: skip
-    device = DeviceBytes(
-        pool=geometry.pool_bytes, block_tables=block_table_bytes(spec), weights=spec.model.weights_bytes
+    size = groups[facts.token_group].block_size
+    facts = replace(facts, effective=tuple(sorted(vllm_core.knobs_of(core, spec, size).items())))
+    assert spec.engine.step_time is not None
+    time_of = step_time(
+        spec.engine.step_time, spec.model, size, max_num_batched_tokens=spec.policy.max_num_batched_tokens
     )
+    device = DeviceBytes(
+        pool=facts.pool_bytes, block_tables=block_table_bytes(spec, groups, facts.ranks),
+        weights=spec.model.weights_bytes,
+    )  # fmt: skip
     return VllmScheduler(core, facts, content, time_of, device, EngineStart(load_s=time.perf_counter() - began))
 
 
