@@ -33,6 +33,8 @@ class Content:
         self._shared: list[int] = []
         self._last_shared: list[int] = []
         self._find_shared()
+        goes_on = (trace.inherited_tokens > 0) & (trace.prefix_ids.lengths == 0)
+        self.continued: frozenset[int] = frozenset(trace.parent[goes_on].tolist())  # rows that others go on from
         self._recent: dict[tuple[int, int, int], list[int]] = {}  # (node, end, block size) -> keys up to there
         self._num_recent = 0
 

@@ -12,6 +12,7 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 
 from trials.engine import PoolGeometry
 from trials.engines.shapes import kv_mismatch, llama_config
+from trials.model_folder import has_weights
 from trials.spec import TrialSpec
 from trials.units import SpecError
 
@@ -37,11 +38,11 @@ def build_model(spec: TrialSpec) -> Any:
         config._attn_implementation = attention
         config.dtype = dtype
         return LlamaForCausalLM(config).to(device=device, dtype=dtype).eval()
-    try:
+    if has_weights(model.path):
         found = AutoModelForCausalLM.from_pretrained(
             model.path, dtype=dtype, attn_implementation=attention, local_files_only=True
         )
-    except OSError:  # a folder with a config and no weights
+    else:
         config = AutoConfig.from_pretrained(model.path, local_files_only=True)
         found = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     return found.to(device).eval()
@@ -131,7 +132,7 @@ def knobs_of(manager: ContinuousBatchingManager, processor: Any, spec: TrialSpec
         "max_num_batched_tokens": processor.max_batch_tokens,
         "attention_backend": manager.model.config._attn_implementation,
         "scheduler_type": config.scheduler_type, "async_scheduling": processor.use_async_batching,
-        "dtype": str(cache.dtype).removeprefix("torch."), "outputs": "recorded",
+        "dtype": str(cache.dtype).removeprefix("torch."), "outputs": spec.trace.outputs,
         "default_compile_level": config.default_compile_level, "use_cuda_graph": config.use_cuda_graph,
     }  # fmt: skip
     return {name: str(value) for name, value in known.items()}

@@ -2,7 +2,8 @@
 
 A turn is transformers' own: schedule, forward pass, update, deliver. Tokens are counted where a consumer gets them.
 The ledger row is taken when the batch is scheduled and before anything finished is released. Of what the model
-samples, the answer that the trace recorded takes the place, so that what two requests share is the trace's.
+samples, the answer that the trace recorded takes the place, so that what two requests share is the trace's; where
+outputs are `live`, what the model said stands.
 """
 
 import queue
@@ -10,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from trials.block_pool import PoolError
-from trials.content import Content
 from trials.engine import (
     NO_REFUSAL,
     Audit,
@@ -28,24 +28,26 @@ from trials.engine import (
     Work,
 )
 from trials.engines.branches import Branches
+from trials.engines.builds import Builds
 from trials.engines.cb_loop import ServingThread
 from trials.engines.cb_watch import CachePoolWatch
+from trials.engines.outputs import Outputs
 from trials.engines.torch_device import TorchDevice
 
 _NOTHING = StepShape(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class ContinuousBatching:
-    """One KV group, one rank. `thread` stands before its first turn; `limit`: ids of content are below it."""
+    """One KV group, one rank. `thread` stands before its first turn."""
 
     def __init__(
-        self, thread: ServingThread, watch: CachePoolWatch, facts: EngineFacts, content: Content,
-        device: TorchDevice, start_up: EngineStart, limit: int,
+        self, thread: ServingThread, watch: CachePoolWatch, facts: EngineFacts, outputs: Outputs,
+        device: TorchDevice, start_up: EngineStart, builds: Builds,
     ) -> None:  # fmt: skip
         self.facts, self.start_up = facts, start_up
         self.manager, self.processor = thread.manager, thread.manager.batch_processor
         self.watch, self.device = watch, device
-        self._thread, self._content, self._limit = thread, content, limit
+        self._thread, self._outputs, self._builds = thread, outputs, builds
         self._answers: dict[int, list[int]] = {}  # live row -> the tokens that it will be given
         self._told: dict[int, int] = {}  # live row -> tokens delivered
         self._flowing: dict[int, None] = {}  # rows that delivered a token in the last step, and go on
@@ -56,8 +58,8 @@ class ContinuousBatching:
         self.on_pick: Callable[[int, int], None] | None = None  # (row, what the model itself would have said)
         self._prepare = self.processor.prepare_next_batch
         self.processor.prepare_next_batch = self._prepared
-        outputs = self.processor.inputs_and_outputs
-        self._update, outputs.prepare_batch_update = outputs.prepare_batch_update, self._recorded
+        batch = self.processor.inputs_and_outputs
+        self._update, batch.prepare_batch_update = batch.prepare_batch_update, self._recorded
 
     # ---- replays
     def start(self, cold: bool) -> None:
@@ -73,6 +75,8 @@ class ContinuousBatching:
             self.watch.fresh()
         self.watch.accounts.row()
         self.device.reset()
+        self._outputs.clear()
+        self._builds.since()
 
     def _prove_empty(self) -> None:
         allocator, ledger = self.watch.allocator, self.watch.allocator.ledger
@@ -102,11 +106,11 @@ class ContinuousBatching:
         return None
 
     def _queue(self, work: Work) -> None:
-        tokens = self._content.row_tokens(work.row, self._limit).tolist()
-        self._answers[work.row], self._told[work.row] = tokens[work.num_prompt_tokens :], 0
+        told = self._outputs.told(work.row, work.num_prompt_tokens)
+        self._answers[work.row], self._told[work.row] = told.answer, 0
         self._waiting_tokens += work.num_prompt_tokens
         self.manager.add_request(
-            tokens[: work.num_prompt_tokens], request_id=str(work.row), max_new_tokens=work.num_output_tokens,
+            told.prompt, request_id=str(work.row), max_new_tokens=work.num_output_tokens,
             streaming=True, eos_token_id=-1,
         )  # fmt: skip
 
@@ -145,6 +149,7 @@ class ContinuousBatching:
         if not step.ledger:  # nothing could be scheduled
             self._look([])
         self._deliver(step)
+        step.builds = self._builds.since()
         return step
 
     def _prepared(self) -> bool:
@@ -249,6 +254,8 @@ class ContinuousBatching:
             if new < 1:
                 raise EngineDied(f"row {row}: token {self._told[row]} was delivered twice")
             self._told[row] += new
+            if self._outputs.live:
+                self._outputs.said(row, list(output.generated_tokens[-new:]))
             arrived[row] = arrived.get(row, 0) + new
             if output.is_finished():
                 ended.append((row, Outcome.COMPLETED))

@@ -3,8 +3,8 @@
 import contextlib
 from typing import Any
 
-from trials.content import Content
 from trials.engine import EngineDied, EngineFacts, EngineStart, PoolGeometry
+from trials.engines.builds import Builds
 from trials.engines.cb_config import allocator_of, blocks_a_sector, open_batching
 from trials.engines.cb_engine import ContinuousBatching
 from trials.engines.cb_loop import ServingThread
@@ -12,6 +12,7 @@ from trials.engines.cb_rehearsal import rehearse
 from trials.engines.cb_watch import CachePoolWatch
 from trials.engines.filling import prompt_lengths
 from trials.engines.kernels.resident import release_freed_memory
+from trials.engines.outputs import Outputs
 from trials.engines.torch_device import Tensors, TorchDevice, occupied, tensors_in
 from trials.engines.torch_peak import peak_bytes
 from trials.geometry import pool_geometry
@@ -72,13 +73,13 @@ class Opening:
         return device
 
     def engine(
-        self, thread: ServingThread, facts: EngineFacts, content: Content, device: TorchDevice,
-        start_up: EngineStart, limit: int,
+        self, thread: ServingThread, facts: EngineFacts, outputs: Outputs, device: TorchDevice,
+        start_up: EngineStart, builds: Builds,
     ) -> ContinuousBatching:  # fmt: skip
         """The engine, watched from now on."""
         processor = thread.manager.batch_processor
         watch = CachePoolWatch(processor, allocator_of(processor))
-        return ContinuousBatching(thread, watch, facts, content, device, start_up, limit)
+        return ContinuousBatching(thread, watch, facts, outputs, device, start_up, builds)
 
     def give_up(self) -> None:
         """End the thread, if there is one; its error has been taken."""

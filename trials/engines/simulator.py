@@ -72,7 +72,7 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     facts = EngineFacts(
         name="simulator", engine_hash=engine_hash(identity(spec)), evidence="modelled", clock="virtual",
         groups=(geometry,), ranks=1, effective=effective_knobs(spec.policy, geometry),
-        max_model_len=spec.policy.max_model_len,
+        not_applicable=("outputs",), max_model_len=spec.policy.max_model_len,
     )  # fmt: skip
     device = DeviceBytes(
         pool=geometry.pool_bytes, block_tables=block_table_bytes(spec), weights=spec.model.weights_bytes

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trials.content import Content
-from trials.engine import Engine, EngineFacts, Refused
+from trials.engine import Engine, EngineFacts, Refused, Step
+from trials.engines.builds import Builds
 from trials.engines.identity import cuda_name, cuda_there, own_identity, processor_name
 from trials.engines.kernels.choice import DENSE, KERNELS, choose
 from trials.engines.kernels.config import TorchConfig, kernel_block_size
@@ -22,7 +23,8 @@ from trials.units import nearest
 
 _HERE = Path(__file__).parent
 FILES = (
-    "engines/torch_device.py", "engines/torch_engine.py", "engines/torch_model.py", "engines/torch_paged.py",
+    "engines/builds.py", "engines/torch_device.py", "engines/torch_engine.py", "engines/torch_model.py",
+    "engines/torch_paged.py",
     *(f"engines/kernels/{path.name}" for path in sorted((_HERE / "kernels").glob("*.py"))),
 )  # fmt: skip
 
@@ -85,7 +87,32 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     facts = EngineFacts(
         name="torch_paged", engine_hash=engine_hash(identity(spec)), evidence="measured", clock=clock,
         groups=(replace(geometry, kernel_block_size=kernel_block_size(config)),), ranks=1,
-        effective=tuple(sorted((*effective_knobs(policy, geometry), ("kernel", config.kernel)))),
-        max_model_len=policy.max_model_len,
+        effective=tuple(
+            sorted((*effective_knobs(policy, geometry), ("kernel", config.kernel), ("outputs", "live")))
+        ),
+        # Its own answers stand, and who inherits one gets it as it was given; no time and no block depends on it.
+        not_applicable=("outputs",), max_model_len=policy.max_model_len,
     )  # fmt: skip
-    return PagedEngine(facts, policy, content, execution, execution.start_up)
+    builds = Builds()
+    if device == "cuda":
+        builds.watch_device()
+    return TorchEngine(builds, facts, policy, content, execution, execution.start_up)
+
+
+class TorchEngine(PagedEngine):
+    """PagedEngine on real tensors: says of a step what was compiled or captured in it. Own kernels never are: they
+    are closed to new types before the first step."""
+
+    def __init__(self, builds: Builds, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._builds = builds
+
+    def start(self, cold: bool) -> None:
+        super().start(cold)
+        self._builds.since()
+
+    def step(self) -> Step | None:
+        step = super().step()
+        if step is not None:
+            step.builds = self._builds.since()
+        return step

@@ -5,16 +5,17 @@ ContinuousBatchingConfig, and `attn_implementation`.
 """
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trials.content import Content
-from trials.engine import Engine, EngineDied, EngineFacts, EngineStart, Refused
+from trials.engine import Engine, EngineDied, EngineFacts, Refused
+from trials.engines.builds import Builds, StartUp
 from trials.engines.domain import Domain
 from trials.engines.identity import processor_name
 from trials.engines.installed import installed_digests, installed_folder, model_digests
 from trials.engines.kernels.threads import prepare_process
+from trials.engines.outputs import Outputs
 from trials.engines.shapes import TORCH_DTYPES, content_limit
 from trials.fingerprint import distribution_versions, engine_hash, source_digests
 from trials.geometry import pool_geometry
@@ -22,11 +23,11 @@ from trials.spec import TrialSpec
 from trials.units import SpecError
 
 FILES = (
-    "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/branches.py", "engines/cb_config.py",
-    "engines/cb_engine.py", "engines/cb_loop.py", "engines/cb_opening.py", "engines/cb_rehearsal.py",
-    "engines/cb_watch.py", "engines/filling.py", "engines/shapes.py", "engines/torch_device.py",
-    "engines/torch_peak.py", "engines/transformers_cb.py", "geometry.py", "ledger.py", "load.py", "recorder.py",
-    "replay.py",
+    "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/branches.py", "engines/builds.py",
+    "engines/cb_config.py", "engines/cb_engine.py", "engines/cb_loop.py", "engines/cb_opening.py",
+    "engines/cb_rehearsal.py", "engines/cb_watch.py", "engines/filling.py", "engines/outputs.py",
+    "engines/shapes.py", "engines/torch_device.py", "engines/torch_peak.py", "engines/transformers_cb.py",
+    "geometry.py", "ledger.py", "load.py", "recorder.py", "replay.py",
 )  # fmt: skip
 INSTALLED = (
     "cache_utils.py", "generation/configuration_utils.py", "generation/continuous_batching/**/*.py",
@@ -93,25 +94,28 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     if (why := _why_refused(spec)) is not None:
         return Refused(why)
     prepare(spec)
+    starting = StartUp(builds := Builds())
     try:
-        import torch
-        import transformers  # noqa: F401
+        with starting.loading():
+            import torch
+            import transformers  # noqa: F401
     except ImportError as error:
-        return Refused(
-            f"no transformers in this interpreter ({error}); run `make engines`, name it in engine.python"
-        )
+        return Refused(f"no transformers in this interpreter ({error}); {REMEDY}")
     torch.set_num_threads(spec.engine.threads)
     from trials.engines import cb_config
     from trials.engines.cb_opening import Opening
 
     opening = Opening(spec)
+    if spec.engine.device != "cpu":
+        builds.watch_device()
     try:
-        rehearsed = _seconds(opening.map_libraries)
-        began = time.perf_counter()
-        thread = opening.serving_thread(cb_config.open_batching(spec, asked))
-        geometry = cb_config.geometry_of(thread.manager.batch_processor, asked, spec)
-        loaded = time.perf_counter()
-        device = opening.warmed(thread, geometry)
+        with starting.warming_up():
+            opening.map_libraries()
+        with starting.loading():
+            thread = opening.serving_thread(cb_config.open_batching(spec, asked))
+            geometry = cb_config.geometry_of(thread.manager.batch_processor, asked, spec)
+        with starting.warming_up():
+            device = opening.warmed(thread, geometry)
     except EngineDied as died:
         opening.give_up()
         return Refused(f"transformers will not start: {_one_line(died)}")
@@ -127,9 +131,9 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
         clock=spec.engine.clock or "wall", groups=(geometry,), ranks=1, effective=tuple(sorted(knobs.items())),
         not_applicable=(*accepts(spec).not_applicable, "copied_bytes"), max_model_len=spec.policy.max_model_len,
     )  # fmt: skip
-    start_up = EngineStart(load_s=loaded - began, warmup_s=rehearsed + time.perf_counter() - loaded)
     limit = content_limit(thread.manager.model.config.to_dict())
-    return opening.engine(thread, facts, content, device, start_up, limit)
+    outputs = Outputs(content, limit, live=spec.trace.outputs == "live")
+    return opening.engine(thread, facts, outputs, device, starting.told(), builds)
 
 
 def _why_refused(spec: TrialSpec) -> str | None:
@@ -139,15 +143,10 @@ def _why_refused(spec: TrialSpec) -> str | None:
             f"transformers keeps KV in the model's own dtype, one of {', '.join(TORCH_DTYPES)}: "
             f"dtype {model.dtype} with kv_dtype {model.kv_dtype} is not to be had"
         )
-    if spec.engine.tensor_parallel_size > 1:
-        return "transformers_cb is driven in one process: tensor_parallel_size must be 1"
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(spec.engine, name) > 1:
+            return f"transformers_cb is driven in one process: {name} must be 1"
     return None
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 def _one_line(error: BaseException) -> str:

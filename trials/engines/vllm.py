@@ -5,16 +5,17 @@ that does not follow from the rest of the spec; vLLM's own validation has the la
 """
 
 import os
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from trials.content import Content
-from trials.engine import Engine, EngineFacts, EngineStart, Refused
+from trials.engine import Engine, EngineFacts, Refused
+from trials.engines.builds import Builds, StartUp
 from trials.engines.domain import Domain
 from trials.engines.identity import processor_name
 from trials.engines.installed import installed_digests, model_digests
 from trials.engines.kernels.threads import prepare_process
+from trials.engines.outputs import Outputs
 from trials.engines.shapes import TORCH_DTYPES, content_limit
 from trials.engines.vllm_policy import FIXED
 from trials.fingerprint import distribution_versions, engine_hash, source_digests
@@ -23,11 +24,12 @@ from trials.spec import TrialSpec
 from trials.units import SpecError
 
 FILES = (
-    "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/branches.py", "engines/filling.py",
-    "engines/shapes.py", "engines/torch_device.py", "engines/torch_peak.py", "engines/vllm.py",
-    "engines/vllm_answers.py", "engines/vllm_args.py", "engines/vllm_core.py", "engines/vllm_domain.py",
-    "engines/vllm_engine.py", "engines/vllm_opening.py", "engines/vllm_policy.py", "engines/vllm_serving.py",
-    "engines/vllm_watch.py", "geometry.py", "ledger.py", "load.py", "recorder.py", "replay.py",
+    "arrivals.py", "clocks.py", "content.py", "engine.py", "engines/branches.py", "engines/builds.py",
+    "engines/filling.py", "engines/outputs.py", "engines/shapes.py", "engines/torch_device.py",
+    "engines/torch_peak.py", "engines/vllm.py", "engines/vllm_answers.py", "engines/vllm_args.py",
+    "engines/vllm_core.py", "engines/vllm_domain.py", "engines/vllm_engine.py", "engines/vllm_opening.py",
+    "engines/vllm_parser.py", "engines/vllm_policy.py", "engines/vllm_serving.py", "engines/vllm_watch.py",
+    "geometry.py", "ledger.py", "load.py", "recorder.py", "replay.py",
     "engines/vllm_group_watch.py", "shared_pool.py",
 )  # fmt: skip
 INSTALLED = (
@@ -123,43 +125,44 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     if spec.model.dtype not in TORCH_DTYPES:
         return Refused(f"vLLM computes in one of {', '.join(TORCH_DTYPES)}, not in {spec.model.dtype}")
     prepare(spec)
-    began = time.perf_counter()
+    starting = StartUp(builds := Builds())
     try:
-        from trials.engines import vllm_args, vllm_opening
-        from trials.engines.vllm_answers import Answers
-        from trials.engines.vllm_serving import VllmServing
+        with starting.loading():
+            from trials.engines import vllm_args, vllm_opening
+            from trials.engines.vllm_answers import Answers
+            from trials.engines.vllm_serving import VllmServing
     except ImportError as error:
         return Refused(f"no vLLM in this interpreter ({error}); {REMEDY}")
+    if spec.engine.device != "cpu":
+        builds.watch_device()
     llm = None
     try:
-        imported = time.perf_counter()
-        baseline = vllm_opening.baseline_bytes(spec)
-        rehearsed = time.perf_counter()
-        llm = vllm_args.open_llm(spec, asked)
-        core = llm.engine_core.engine_core
-        geometry = vllm_args.geometry_of(core, asked, spec)
-        loaded = time.perf_counter()
-        answers = Answers()
-        recorded = answers.take_over(vllm_args.runner_of(core))
-        device = vllm_opening.device_of(llm, spec, baseline)
-        vllm_opening.warm_up(llm, geometry, device)
+        with starting.warming_up():
+            baseline = vllm_opening.baseline_bytes(spec)
+        with starting.loading():
+            llm = vllm_args.open_llm(spec, asked)
+            core = llm.engine_core.engine_core
+            geometry = vllm_args.geometry_of(core, asked, spec)
+        with starting.warming_up():
+            answers = Answers()
+            recorded = spec.trace.outputs == "recorded" and answers.take_over(vllm_args.runner_of(core))
+            device = vllm_opening.device_of(llm, spec, baseline)
+            vllm_opening.warm_up(llm, geometry, device)
     except _ERRORS as error:
         if llm is not None:
             vllm_opening.shut(llm)
         return Refused(f"vLLM will not start: {_one_line(error)}")
-    start_up = EngineStart(
-        load_s=(imported - began) + (loaded - rehearsed),
-        warmup_s=(rehearsed - imported) + (time.perf_counter() - loaded),
-    )
     knobs = vllm_args.knobs_of(core, spec, "recorded" if recorded else "live")
-    limit = content_limit(core.vllm_config.model_config.hf_config.to_dict())
     facts = EngineFacts(
         name="vllm", engine_hash=engine_hash(identity(spec)), evidence="measured",
         clock=spec.engine.clock or "wall", groups=(geometry,), ranks=1, effective=tuple(sorted(knobs.items())),
         not_applicable=(*sorted(FIXED.keys() & type(spec.policy).model_fields.keys()), "copied_bytes"),
         max_model_len=core.vllm_config.model_config.max_model_len,
     )  # fmt: skip
-    return VllmServing(llm, facts, content, device, start_up, answers if recorded else None, limit)
+    limit = content_limit(core.vllm_config.model_config.hf_config.to_dict())
+    outputs = Outputs(content, limit, live=not recorded)
+    spoken = answers if recorded else None
+    return VllmServing(llm, facts, content, device, starting.told(), outputs, spoken, builds)
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,6 +1,5 @@
 """From a trial's spec to vLLM's own arguments, and what the running engine made of them, read back."""
 
-import dataclasses
 import json
 import os
 import tempfile
@@ -11,9 +10,11 @@ from vllm import EngineArgs, LLMEngine
 
 from trials.engine import PoolGeometry
 from trials.engines.shapes import kv_mismatch, llama_config
+from trials.engines.vllm_parser import parsed_args, read_back
 from trials.engines.vllm_policy import policy_args, policy_knobs
+from trials.model_folder import has_weights
 from trials.spec import TrialSpec
-from trials.units import SpecError, nearest
+from trials.units import SpecError
 
 
 def asked_args(spec: TrialSpec, geometry: PoolGeometry) -> dict[str, Any]:
@@ -32,13 +33,8 @@ def default_args(spec: TrialSpec) -> dict[str, Any]:
     """Arguments that `engine.args` may set otherwise. On a CPU nothing is compiled unless it is asked for."""
     return {
         "enforce_eager": spec.engine.device == "cpu", "async_scheduling": False, "disable_log_stats": True,
-        "load_format": "auto" if _has_weights(spec) else "dummy",
+        "load_format": "auto" if has_weights(spec.model.path) else "dummy",
     }  # fmt: skip
-
-
-def _has_weights(spec: TrialSpec) -> bool:
-    folder = spec.model.path
-    return folder is not None and any(Path(folder).glob("*.safetensors"))
 
 
 def engine_args(spec: TrialSpec, geometry: PoolGeometry) -> dict[str, Any]:
@@ -47,16 +43,7 @@ def engine_args(spec: TrialSpec, geometry: PoolGeometry) -> dict[str, Any]:
     twice = sorted(({*asked, "model"}) & spec.engine.args.keys())
     if twice:
         raise SpecError(f"engine.args: {', '.join(twice)} follow from pool, policy, model and seed; take them out")
-    return {**default_args(spec), **own_args(spec), **asked}
-
-
-def own_args(spec: TrialSpec) -> dict[str, Any]:
-    """`engine.args`, each one known to vLLM; SpecError with what it may have meant."""
-    known = {field.name for field in dataclasses.fields(EngineArgs)}
-    for name in spec.engine.args:
-        if name not in known:
-            raise SpecError(f"engine.args: vLLM has no argument {name!r}; {nearest(name, known)}")
-    return dict(spec.engine.args)
+    return {**default_args(spec), **parsed_args(spec.engine.args), **asked}
 
 
 def model_folder(spec: TrialSpec, scratch: str) -> str:
@@ -89,7 +76,7 @@ def geometry_of(core: Any, asked: PoolGeometry, spec: TrialSpec) -> PoolGeometry
         raise SpecError(f"a model with {len(kv.kv_cache_groups)} KV groups has more than one pool; not driven yet")
     (group,) = kv.kv_cache_groups
     block = group.kv_cache_spec
-    ranks = spec.engine.tensor_parallel_size
+    ranks = spec.engine.num_ranks
     block_bytes = block.page_size_bytes * len(group.layer_names) * ranks
     if (why := kv_mismatch(spec.model, block_bytes // block.block_size)) is not None:
         raise SpecError(why)
@@ -134,4 +121,4 @@ def knobs_of(core: Any, spec: TrialSpec, outputs: str) -> dict[str, str]:
         "prefix_caching_hash_algo": cache.prefix_caching_hash_algo, "outputs": outputs,
         "onednn_primitive_cache": os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "default"),
     }  # fmt: skip
-    return {name: str(value) for name, value in known.items()}
+    return {name: str(value) for name, value in known.items()} | read_back(config, spec.engine.args)

@@ -12,7 +12,8 @@ from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.attention.selector import get_attn_backend
 
 from trials.engines.domain import Domain
-from trials.engines.vllm_args import default_args, model_folder, own_args
+from trials.engines.vllm_args import default_args, model_folder
+from trials.engines.vllm_parser import parsed_args
 from trials.engines.vllm_policy import FIXED
 from trials.spec import PoolPolicy, TrialSpec
 
@@ -25,8 +26,9 @@ def _config(spec: TrialSpec) -> Any:
     """vLLM's configuration of this engine and model with nothing of a candidate in it."""
     neutral = spec.model_copy(update={"policy": PoolPolicy()})
     arguments: dict[str, Any] = {
-        **default_args(spec), **own_args(spec), "dtype": spec.model.dtype, "skip_tokenizer_init": True,
-        "tensor_parallel_size": spec.engine.tensor_parallel_size,
+        **default_args(spec), **parsed_args(spec.engine.args), "dtype": spec.model.dtype,
+        "skip_tokenizer_init": True, "tensor_parallel_size": spec.engine.tensor_parallel_size,
+        "pipeline_parallel_size": spec.engine.pipeline_parallel_size,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         return EngineArgs(model=model_folder(neutral, scratch), **arguments).create_engine_config()

@@ -2,6 +2,7 @@
 
 import gc
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -78,20 +79,42 @@ def rehearse(llm: Any, geometry: PoolGeometry, on_cpu: bool) -> int:
 def every_batch_size(llm: Any, geometry: PoolGeometry) -> None:
     """One step of every number of tokens, the largest first: a CPU's matrix library builds and keeps kernels for
     each number, and would else build them inside the window."""
-    config = llm.engine_core.engine_core.vllm_config
-    usable = (geometry.num_blocks - geometry.reserve_blocks) * geometry.block_size
-    most = min(
-        config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len - 2, usable, MOST_SIZES
-    )
-    wanted = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+    most = min(_most_at_once(llm, geometry), MOST_SIZES)
     until = time.monotonic() + _MOST_SECONDS
     for size in range(most, 0, -1):
-        prompt = TokensPrompt(prompt_token_ids=prompt_ids(size, size, config.model_config.get_vocab_size()))
-        llm.add_request(f"size {size}", prompt, wanted)
-        while llm.has_unfinished_requests():
-            llm.step()
+        _serve(llm, f"size {size}", [size], answered=1)
         if time.monotonic() > until:
             break
+
+
+def every_captured_size(llm: Any, geometry: PoolGeometry, sizes: Sequence[int]) -> None:
+    """The batches that graphs were captured for: so many tokens of one prompt, and so many decodes."""
+    scheduler = llm.engine_core.engine_core.vllm_config.scheduler_config
+    usable = geometry.num_blocks - geometry.reserve_blocks
+    for size in sorted(sizes, reverse=True):
+        if size <= _most_at_once(llm, geometry):
+            _serve(llm, f"captured {size}", [size], answered=1)
+        if size <= min(scheduler.max_num_seqs, usable):
+            _serve(llm, f"captured decodes {size}", [1] * size, answered=3 if geometry.block_size > 2 else 1)
+
+
+def _most_at_once(llm: Any, geometry: PoolGeometry) -> int:
+    """Tokens of the longest prompt that is computed in one step."""
+    config = llm.engine_core.engine_core.vllm_config
+    usable = (geometry.num_blocks - geometry.reserve_blocks) * geometry.block_size
+    longest: int = config.model_config.max_model_len - 2
+    return min(int(config.scheduler_config.max_num_batched_tokens), longest, usable)
+
+
+def _serve(llm: Any, name: str, prompts: Sequence[int], answered: int) -> None:
+    """Made-up prompts of these lengths, all at once, until every one has so many answers."""
+    vocab = llm.engine_core.engine_core.vllm_config.model_config.get_vocab_size()
+    wanted = SamplingParams(max_tokens=answered, temperature=0.0, ignore_eos=True, detokenize=False)
+    for number, length in enumerate(prompts):
+        prompt = TokensPrompt(prompt_token_ids=prompt_ids(length + number, length, vocab))
+        llm.add_request(f"{name} {number}", prompt, wanted)
+    while llm.has_unfinished_requests():
+        llm.step()
 
 
 def warm_up(llm: Any, geometry: PoolGeometry, device: TorchDevice) -> None:
@@ -102,6 +125,8 @@ def warm_up(llm: Any, geometry: PoolGeometry, device: TorchDevice) -> None:
     device.transient = rehearse(llm, geometry, on_cpu)
     if on_cpu:
         every_batch_size(llm, geometry)
+    sizes = llm.engine_core.engine_core.vllm_config.compilation_config.cudagraph_capture_sizes
+    every_captured_size(llm, geometry, sizes or ())
     if not llm.engine_core.engine_core.scheduler.reset_prefix_cache():
         raise RuntimeError("vLLM did not drop its cache after the warm-up")
     release_freed_memory()

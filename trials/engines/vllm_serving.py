@@ -26,6 +26,8 @@ from trials.engine import (
     Work,
 )
 from trials.engines.branches import Branches
+from trials.engines.builds import Builds
+from trials.engines.outputs import Outputs
 from trials.engines.torch_device import TorchDevice
 from trials.engines.vllm_answers import Answers
 from trials.engines.vllm_engine import VllmScheduler, request_id
@@ -39,20 +41,19 @@ def _untimed(shape: StepShape) -> tuple[int, int | None]:
 
 
 class VllmServing(VllmScheduler):
-    """One KV group. `llm` is drained and warm; ids of content are below `limit`."""
+    """One KV group. `llm` is drained and warm. `answers`: how the recorded ones are given; None: vLLM's own do."""
 
     def __init__(
         self, llm: Any, facts: EngineFacts, content: Content, device: TorchDevice, start_up: EngineStart,
-        answers: Answers | None, limit: int,
+        outputs: Outputs, answers: Answers | None, builds: Builds,
     ) -> None:  # fmt: skip
         core = llm.engine_core.engine_core
         super().__init__(core, facts, content, _untimed, DeviceBytes(), start_up)  # type: ignore[arg-type]
-        self._llm, self._torch_device, self._limit = llm, device, limit
+        self._llm, self._torch_device = llm, device
+        self._outputs, self._builds = outputs, builds
         self._branches = Branches()
         self._execute = core.model_executor.execute_model
         core.model_executor.execute_model = self._executed
-        self._contexts: dict[int, list[int]] = {}  # row -> all that it has been told and has said, where it speaks
-        self._live = answers is None
         if answers is not None:
             answers.token_of = self._token_of
             answers.on_pick = self._picked
@@ -64,8 +65,9 @@ class VllmServing(VllmScheduler):
             raise PoolError(f"a replay can only start drained: {len(self._answers)} requests are alive")
         super().start(cold)
         self._branches = Branches()
-        self._contexts.clear()
+        self._outputs.clear()
         self._torch_device.reset()
+        self._builds.since()
 
     # ---- requests in and out
     def add(self, work: Work) -> str | None:
@@ -79,20 +81,14 @@ class VllmServing(VllmScheduler):
         return None
 
     def _queue(self, work: Work) -> None:
-        tokens = self._content.row_tokens(work.row, self._limit).tolist()
-        self._answers[work.row] = tokens[work.num_prompt_tokens :]
-        prompt = tokens[: work.num_prompt_tokens]
-        if self._live:
-            # What is inherited is what the parent really said.
-            said = self._contexts.get(work.parent, [])[: work.inherited_tokens]
-            prompt[: len(said)] = said
-            self._contexts[work.row] = list(prompt)
+        told = self._outputs.told(work.row, work.num_prompt_tokens)
+        self._answers[work.row] = told.answer
         wanted = SamplingParams(
             max_tokens=work.num_output_tokens, temperature=0.0, ignore_eos=True, detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )  # fmt: skip
         self._llm.add_request(
-            request_id(work.row), TokensPrompt(prompt_token_ids=prompt), wanted,
+            request_id(work.row), TokensPrompt(prompt_token_ids=told.prompt), wanted,
             arrival_time=float(work.arrival_ns), priority=work.priority,
         )  # fmt: skip
         self.watch.waiting_tokens += work.num_prompt_tokens
@@ -126,6 +122,7 @@ class VllmServing(VllmScheduler):
         if not step.ledger:  # no batch was started in this step
             step.ledger = (watch.accounts.row(),)
         self._deliver(step, outputs)
+        step.builds = self._builds.since()
         return step
 
     def _executed(self, output: Any, non_block: bool = False) -> Any:
@@ -156,8 +153,8 @@ class VllmServing(VllmScheduler):
             (one,) = output.outputs
             if one.token_ids:
                 arrived[row] = arrived.get(row, 0) + len(one.token_ids)
-                if self._live:
-                    self._contexts[row] += one.token_ids
+                if self._outputs.live:
+                    self._outputs.said(row, list(one.token_ids))
             if output.finished:
                 ended.append((row, Outcome.FAILED if one.finish_reason == "error" else Outcome.COMPLETED))
         step.began = [row for row in arrived if row not in self._flowing]
