@@ -87,7 +87,7 @@ full: test test-engines
 	$(call stage,simulator speed,$(BIN)/python benchmarks/simulator_speed.py)
 	$(call stage,provoked failures,$(BIN)/kvknee controls)
 	$(call stage,watermark,$(BIN)/python benchmarks/watermark.py)
-	$(call stage,truth,$(BIN)/python benchmarks/truth.py ../shared/truth/vllm_rtx4090_llama31_8b)
+	$(call stage,truth,$(BIN)/python benchmarks/truth.py ../shared/truth/vllm_rtx4090_llama31_8b --sensitivity)
 	$(call stage,watching torch_paged,$(BIN)/python benchmarks/watching.py)
 	$(call stage,watching vLLM,$(ENGINES)/bin/python benchmarks/watching.py --engine vllm)
 	$(call stage,calibrate and predict,$(BIN)/python benchmarks/calibration.py)

@@ -1,18 +1,20 @@
 """Does the simulator tell a real engine's latencies, from the GPU's kernel tables and nothing fitted?
 
-    python benchmarks/truth.py RUN_FOLDER... [--model PRESET] [--every S] [--json FILE]
+    python benchmarks/truth.py RUN_FOLDER... [--model PRESET] [--every S] [--sensitivity] [--json FILE]
 
 A RUN_FOLDER is a published run of vLLM (trials/published_run.py): its requests are offered to our scheduler and
 pool with its settings, and each step takes what the tables of its GPU say (trials/kernel_tables.py). No constant
 is fitted, and none belongs to a run; the digest of every coefficient is printed. Asserted (exit 1): mean TTFT, TPOT
 and E2E within 4.0, 2.5 and 3.6 % (what a minimal simulator reached), each TTFT decile within 10 %.
+`--sensitivity` also shows what one percent of the pool, of all step times, and 0.1 ms a step would move: how much
+of an error each could explain. None of it enters the comparison.
 """
 
 import argparse
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,21 @@ DECILE_LIMIT = 0.10
 FILES = ("dense.csv", "per_sequence.csv", "attention.csv")
 
 
+class Moved:
+    """Tables whose steps take another time: `share` of it, and `more_ns` beside."""
+
+    def __init__(self, tables: KernelTables, share: float = 1.0, more_ns: int = 0) -> None:
+        self._tables, self._share, self._more_ns = tables, share, more_ns
+
+    def step_ns(self, plan: Plan) -> tuple[int, int]:
+        step, attention = self._tables.step_ns(plan)
+        return round(step * self._share) + self._more_ns, round(attention * self._share)
+
+
 class Tabled:
     """Executes nothing: a step takes what its kernels were measured to take."""
 
-    def __init__(self, tables: KernelTables, device: DeviceBytes) -> None:
+    def __init__(self, tables: KernelTables | Moved, device: DeviceBytes) -> None:
         self._tables = tables
         self._device = device
 
@@ -103,7 +116,7 @@ class Ahead:
         self._engine.close()
 
 
-def simulate(run: PublishedRun, tables: KernelTables) -> Replay:
+def simulate(run: PublishedRun, tables: KernelTables | Moved) -> Replay:
     """The run's requests through our scheduler and pool; every law of the ledger is checked on it."""
     spec = run.spec()
     geometry = pool_geometry(spec)
@@ -161,7 +174,7 @@ class Seconds:
         return cls(np.where(over, 0, running).astype(float), np.where(over, 0.0, 100 * held / usable))
 
 
-def compare(folder: Path, preset: str | None, every: int) -> dict[str, Any]:
+def compare(folder: Path, preset: str | None, every: int, sensitive: bool = False) -> dict[str, Any]:
     """One run: prints all of it, returns it, with what was missed."""
     began = time.process_time()
     run = read_run(folder, preset)
@@ -191,7 +204,28 @@ def compare(folder: Path, preset: str | None, every: int) -> dict[str, Any]:
         "run": folder.name, "coefficients": coefficients(tables), "mean_off": means, "makespan_off":
         off(ours.makespan, real.makespan), "ttft_decile_off": moved.tolist(), "preemptions": preempted,
         "recomputed_tokens": recomputed, "seconds": seconds, "missed": missed,
+        "sensitivity": sensitivity(run, tables) if sensitive else {},
     }  # fmt: skip
+
+
+def sensitivity(run: PublishedRun, tables: KernelTables) -> dict[str, dict[str, float]]:
+    """Prints what the means would be off if one thing were otherwise."""
+    blocks = run.settings["cache_config"]["num_gpu_blocks"]
+    larger = {**run.settings["cache_config"], "num_gpu_blocks": round(blocks * 1.01)}
+    roomier = replace(run, settings={**run.settings, "cache_config": larger})
+    cases: dict[str, tuple[PublishedRun, KernelTables | Moved]] = {
+        "as published": (run, tables), "1 % more blocks": (roomier, tables),
+        "steps 1 % faster": (run, Moved(tables, 0.99)), "0.1 ms more a step": (run, Moved(tables, 1.0, 100_000)),
+    }  # fmt: skip
+    print("  off, were it     " + "".join(f"{name:>8}" for name in LIMITS))
+    out = {}
+    for name, (other, times) in cases.items():
+        ours = latencies(simulate(other, times))
+        out[name] = {
+            m: off(float(np.nanmean(getattr(ours, m))), float(np.nanmean(getattr(run.real, m)))) for m in LIMITS
+        }
+        print(f"  {name:18s}" + "".join(f"{moved:+8.2%}" for moved in out[name].values()))
+    return out
 
 
 def _side_by_side(run: PublishedRun, found: Replay, every: int) -> dict[str, list[float]]:
@@ -215,10 +249,11 @@ def main() -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--model", help="preset, where meta.json's model is not one")
     parser.add_argument("--every", type=int, default=1, help="print one second in so many")
+    parser.add_argument("--sensitivity", action="store_true", help="what else one percent of something would move")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     try:
-        runs = [compare(folder, asked.model, max(asked.every, 1)) for folder in asked.folders]
+        runs = [compare(folder, asked.model, max(asked.every, 1), asked.sensitivity) for folder in asked.folders]
     except SpecError as error:
         print(error, file=sys.stderr)
         return 2

@@ -54,6 +54,17 @@ def test_one_changed_coefficient_changes_the_digest(tmp_path) -> None:
     assert truth.coefficients(KernelTables.read(tmp_path, 32)) != before
 
 
+def test_what_one_percent_would_move_is_shown_and_enters_nothing(tmp_path, capsys) -> None:
+    write_run(tmp_path)
+    plain = truth.compare(tmp_path, None, 60)
+    shown = truth.compare(tmp_path, None, 60, sensitive=True)
+    assert shown["mean_off"] == plain["mean_off"] == shown["sensitivity"]["as published"]
+    faster, slower = shown["sensitivity"]["steps 1 % faster"], shown["sensitivity"]["0.1 ms more a step"]
+    assert faster["ttft"] < shown["mean_off"]["ttft"] < slower["ttft"]
+    assert (1 + faster["tpot"]) / (1 + plain["mean_off"]["tpot"]) == pytest.approx(0.99, rel=1e-3)
+    assert "steps 1 % faster" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["vllm_rtx4090_llama31_8b"])
 def test_published_run_is_met_within_the_limits(name: str, capsys) -> None:
     folder = RUNS / name
