@@ -55,7 +55,7 @@ class SweepConfig(TrialSpec):
     trials: int | None = Field(default=None, ge=1)
     repeats: int = Field(default=3, ge=1, le=1000)
     controls: tuple[str, ...] = _DEFAULT_CONTROLS
-    sampler: Literal["exhaustive", "tpe"] = "exhaustive"
+    sampler: Literal["auto", "exhaustive", "tpe", "gp", "nsga2", "random"] = "auto"  # auto: as the budget allows
     objective: str = "qualified_output_throughput"
     min_gain: float = Field(default=0.02, ge=0, lt=1)
     race: bool | None = None  # None: where it can be, with objective capacity_load

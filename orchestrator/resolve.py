@@ -1,6 +1,7 @@
 """Everything looked up once: trace, hash, step table, space, windows, controls, budget."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from orchestrator.config import SWEEP_ONLY, Sweep, SweepConfig, TrackingSpec
@@ -18,6 +19,8 @@ from trials.trace import Trace, load_trace
 from trials.units import SpecError
 
 _LISTED = 4096  # candidates; of a larger space the base alone is held against the trace
+_ASKED_FIRST = 512  # candidates; more are not run without being asked for
+_MOST_OF_GP = 200
 _FEW_WINDOWS = 3  # fewer tell nothing of how far a capacity moves from one to the next
 
 
@@ -59,7 +62,7 @@ def resolve(config: SweepConfig, folder: Path) -> Sweep:
     space = cut(build_space(spec, base), says)
     windows = repeat_windows(trace, config.trace.window, config.repeats)
     controls = tuple((n, s) for n in config.controls if (s := control_spec(space, n)) is not None)
-    budget = _budget(config, space)
+    sampler, budget = _budget(config, space)
     notes = [*space.notes, *_pool_notes(space, controls, trace), *_window_notes(config)]
     resolved = config.model_copy(
         update={
@@ -67,6 +70,7 @@ def resolve(config: SweepConfig, folder: Path) -> Sweep:
             "engine": base.engine,
             "space": spec,
             "trials": budget,
+            "sampler": sampler,
             "trace_hash": digest,
             "engine_says": says,
             "tracking": _settled(config.tracking, folder),
@@ -102,21 +106,48 @@ def _table_digest(base: TrialSpec) -> str | None:
     return file_digest(path)
 
 
-def _budget(config: SweepConfig, space: Space) -> int:
+def _budget(config: SweepConfig, space: Space) -> tuple[str, int]:
+    """(who proposes candidates, how many trials there will be). SpecError where the two do not go together."""
     every = space.num_candidates * config.repeats
-    if config.sampler == "exhaustive":
-        if not space.enumerable:
-            raise SpecError(f"space {space.name} is continuous: use sampler: tpe, or give the range a step")
-        require_grid(space)
-        if config.trials is not None and config.trials > every:
-            raise SpecError(
-                f"trials: {config.trials} asked, but the space has {space.num_candidates} candidates x "
-                f"{config.repeats} repeats = {every}; lower trials or raise repeats"
-            )
-        return config.trials or every
+    whole = space.enumerable and (config.trials is None or config.trials >= space.num_candidates)
+    sampler = ("exhaustive" if whole else "tpe") if config.sampler == "auto" else config.sampler
+    if sampler == "exhaustive":
+        _require_whole(config, space, every)
+        return sampler, config.trials or every
     if config.trials is None and not every:
         raise SpecError("trials: a continuous space needs a budget, for example trials: 60")
-    return config.trials or every
+    budget = config.trials or every
+    if sampler == "gp":
+        _require_gp(-(-budget // config.repeats))
+    return sampler, budget
+
+
+def _require_whole(config: SweepConfig, space: Space, every: int) -> None:
+    if not space.enumerable:
+        raise SpecError(f"space {space.name} is continuous: use sampler: tpe, or give the range a step")
+    require_grid(space)
+    if config.trials is not None and config.trials > every:
+        raise SpecError(
+            f"trials: {config.trials} asked, but the space has {space.num_candidates} candidates x "
+            f"{config.repeats} repeats = {every}; lower trials or raise repeats"
+        )
+    if config.trials is None and config.sampler == "auto" and space.num_candidates > _ASKED_FIRST:
+        raise SpecError(
+            f"space {space.name} has {space.num_candidates} candidates x {config.repeats} repeats = {every}: say how "
+            "many trials may run, for example trials: 60, or sampler: exhaustive for all of them"
+        )
+
+
+def _require_gp(candidates: int) -> None:
+    """A Gaussian process costs with the cube of what it has seen, and needs torch and scipy beside Optuna."""
+    if candidates > _MOST_OF_GP:
+        raise SpecError(
+            f"sampler: gp is for at most {_MOST_OF_GP} candidates, {candidates} are asked: beyond that an ask costs "
+            "more than a trial; use sampler: tpe, or fewer trials"
+        )
+    missing = [name for name in ("torch", "scipy") if find_spec(name) is None]
+    if missing:
+        raise SpecError(f"sampler: gp needs {' and '.join(missing)} beside Optuna here; use sampler: tpe")
 
 
 def holds_none(spec: TrialSpec, trace: Trace) -> str | None:

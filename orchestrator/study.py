@@ -2,48 +2,40 @@
 
 A trial's number is Optuna's number is its folder. A trial that a killed driver left RUNNING is finished under its
 own number, so the journal ends with exactly the budget and the controls beside it. Controls outside the space are
-trials without parameters, and carry the attribute kvknee.control.
+trials without parameters, and carry the attribute kvknee.control. Which candidate comes next is the samplers' word
+(`samplers`); it is enqueued here, so nothing is drawn in this study itself.
 """
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from orchestrator.config import Point, Sweep
-from search_spaces.objective import Score
+from orchestrator.config import Sweep
+from orchestrator.journal import held_by, open_study
+from orchestrator.points import Beside, Point
+from orchestrator.samplers import Past, propose
+from search_spaces.neighbours import Key, key_of
+from search_spaces.objective import DIRECTIONS, Score, values_of
 from search_spaces.space import Value
 
-_CONTROL, _REPEAT = "kvknee.control", "kvknee.repeat"
-_STARTUP = 10  # random asks before the estimator is used; what TPE takes by default
+_CONTROL, _REPEAT, _INSTEAD = "kvknee.control", "kvknee.repeat", "kvknee.instead_of"
+_ROLE, _OF, _BEAT = "kvknee.role", "kvknee.of", "kvknee.beat"  # measured again beside the budget
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the study wants measured next."""
+    """What the study wants measured next. `note`: what has to be said of it."""
 
     number: int
     point: Point
-
-
-class _SpaceTPE(optuna.samplers.TPESampler):  # type: ignore[misc]
-    """TPE over the whole space from the first ask on: controls have no parameters, and would empty the
-    intersection from which TPE otherwise infers what to sample jointly."""
-
-    def __init__(self, space: Mapping[str, BaseDistribution], seed: int) -> None:
-        super().__init__(seed=seed, n_startup_trials=_STARTUP)
-        self._whole = {name: d for name, d in space.items() if not d.single()}
-
-    def infer_relative_search_space(self, study: Any, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return dict(self._whole)
+    note: str = ""
 
 
 def seed_of(seed: int, number: int) -> int:
@@ -55,13 +47,14 @@ class SweepStudy:
     """Asks for trials until budget and controls are met, and tells what came of them."""
 
     def __init__(self, journal: Path, sweep: Sweep) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._sweep = sweep
         self._distributions = sweep.space.distributions()
-        storage = JournalStorage(JournalFileBackend(str(journal)))
-        self._study = optuna.create_study(
-            storage=storage, study_name=sweep.config.name, direction="maximize", load_if_exists=True
-        )
+        self._directions = DIRECTIONS.get(sweep.config.objective, ("maximize",))
+        self._study = open_study(journal, sweep.config.name, sweep.space, self._directions)
+        self._control_params = {
+            name: params for name, spec in sweep.controls
+            if (params := sweep.space.params_of(sweep.space.policy_of(spec))) is not None
+        }  # fmt: skip
         self._handles: dict[int, optuna.Trial] = {}
         self._left_running = [t.number for t in self._trials(TrialState.RUNNING)]
         self._enqueue_plan()
@@ -82,17 +75,21 @@ class SweepStudy:
             if _key_of(point) not in known:
                 self._enqueue(point)
 
-    def _enqueue(self, point: Point) -> None:
+    def _enqueue(self, point: Point, note: str = "") -> None:
         attrs = {_REPEAT: point.repeat, **({_CONTROL: point.control} if point.control else {})}
+        if point.beside is not None:
+            attrs |= {_ROLE: point.beside.role, _OF: point.beside.of, _BEAT: point.beside.beat}
         encoded = self._sweep.space.encode(dict(point.params)) if point.params else {}
-        self._study.enqueue_trial(encoded, user_attrs=attrs)
+        self._study.enqueue_trial(encoded, user_attrs=attrs | ({_INSTEAD: note} if note else {}))
+
+    def _params(self, trial: FrozenTrial) -> dict[str, Value]:
+        """The candidate of a trial; empty for what stands beside the budget."""
+        held = held_by(trial)
+        return {} if _is_beside(trial) or not held else self._sweep.space.decode(held)
 
     def _key(self, trial: FrozenTrial) -> tuple[object, ...]:
-        control = trial.user_attrs.get(_CONTROL)
-        held = trial.params or trial.system_attrs.get("fixed_params", {})
-        whole = not control and set(held) == set(self._distributions)
-        params = tuple(self._sweep.space.decode(held).items()) if whole else ()
-        return control, trial.user_attrs.get(_REPEAT, 0), params
+        attrs = trial.user_attrs
+        return attrs.get(_CONTROL), attrs.get(_REPEAT, 0), tuple(self._params(trial).items()), _beside(trial)
 
     def ask(self) -> Asked | None:
         """The next trial to run, or None when budget and controls are all asked for."""
@@ -101,76 +98,95 @@ class SweepStudy:
         waiting = self._trials(TrialState.WAITING)
         if not waiting and not self._extend():
             return None
-        head = waiting[0] if waiting else None
-        control = head.user_attrs.get(_CONTROL) if head else None
-        number = head.number if head else len(self._trials())
-        self._study.sampler = self._sampler(number)
-        trial = self._study.ask({} if control else self._distributions)
+        head = (waiting or self._trials(TrialState.WAITING))[0]
+        trial = self._study.ask({} if _is_beside(head) else self._distributions)
         self._handles[trial.number] = trial
-        return Asked(trial.number, self._point(trial.number, control, trial.params))
+        return self._asked(trial.number)
+
+    def add(self, points: Sequence[Point]) -> bool:
+        """Enqueue what is to be measured again beside the budget; False where all of it stands there already."""
+        known = {self._key(t) for t in self._trials()}
+        new = [point for point in points if _key_of(point) not in known]
+        for point in new:
+            self._enqueue(point)
+        return bool(new)
 
     def _extend(self) -> bool:
-        """Whether the budget allows one more searched trial; enqueues what is not the sampler's to choose."""
+        """Enqueue one more searched trial; False where the budget allows none."""
         if self._sweep.config.sampler == "exhaustive":
             return False
-        asked = [t for t in self._trials() if _CONTROL not in t.user_attrs]
-        if len(asked) >= self._sweep.budget:
+        searched = [t for t in self._trials() if not _is_beside(t)]
+        if len(searched) >= self._sweep.budget:
             return False
-        repeat = len(asked) % self._sweep.config.repeats
-        base = self._sweep.space.base.policy
+        repeat = len(searched) % self._sweep.config.repeats
+        default = self._sweep.space.params_of(self._sweep.space.default)
         if repeat:
-            self._study.enqueue_trial(asked[-repeat].params, user_attrs={_REPEAT: repeat})
-        elif not asked and self._sweep.space.contains(base):
-            default = {d.field: getattr(base, d.field) for d in self._sweep.space.dimensions}
-            self._study.enqueue_trial(self._sweep.space.encode(default), user_attrs={_REPEAT: 0})
+            self._enqueue(Point(tuple(self._params(searched[-repeat]).items()), None, repeat))
+        elif not searched and default is not None:
+            self._enqueue(Point(tuple(default.items()), None, 0))
+        else:
+            self._enqueue_proposal(len(self._trials()))
         return True
 
+    def _enqueue_proposal(self, number: int) -> None:
+        config, space = self._sweep.config, self._sweep.space
+        found = propose(config.sampler, space, self._past(), seed_of(config.seed, number), self._directions)
+        note = ""
+        if found.instead_of is not None:
+            known = space.label(space.policy_of(space.suggest(found.instead_of)))
+            note = f"{known} was proposed and is known; the nearest new candidate instead"
+        self._enqueue(Point(tuple(found.params.items()), None, 0), note)
+
+    def _past(self) -> list[Past]:
+        """What came of each candidate, controls that are one included: means over its windows, its worst bounds."""
+        found: dict[Key, tuple[dict[str, Value], list[FrozenTrial]]] = {}
+        for trial in self._trials():
+            params = self._params(trial) or self._control_params.get(trial.user_attrs.get(_CONTROL, ""))
+            if params:
+                found.setdefault(key_of(params), (params, []))[1].append(trial)
+        return [_came_of(params, trials) for params, trials in found.values()]
+
     def _reopen(self, number: int) -> Asked:
-        """A trial left RUNNING: the same number, the same parameters; what was not yet drawn is drawn now."""
+        """A trial left RUNNING: the same number, the same parameters, those not yet written included."""
         frozen = self._study.get_trials(deepcopy=False)[number]
-        self._study.sampler = self._sampler(number)
         trial = optuna.trial.Trial(self._study, frozen._trial_id)
-        control = frozen.user_attrs.get(_CONTROL)
-        for name, distribution in {} if control else self._distributions.items():
+        for name, distribution in {} if _is_beside(frozen) else self._distributions.items():
             _suggest(trial, name, distribution)
         self._handles[number] = trial
-        return Asked(number, self._point(number, control, trial.params))
+        return self._asked(number)
 
-    def _point(self, number: int, control: str | None, params: Mapping[str, Any]) -> Point:
-        repeat = int(self._study.get_trials(deepcopy=False)[number].user_attrs.get(_REPEAT, 0))
-        decoded: dict[str, Value] = {} if control else self._sweep.space.decode(params)
-        return Point(tuple(decoded.items()), control, repeat)
-
-    def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
-        seed = seed_of(self._sweep.config.seed, number)
-        if self._sweep.config.sampler == "exhaustive":
-            return optuna.samplers.RandomSampler(seed=seed)  # every parameter is enqueued; nothing is drawn
-        return _SpaceTPE(self._distributions, seed)
+    def _asked(self, number: int) -> Asked:
+        trial = self._study.get_trials(deepcopy=False)[number]
+        attrs = trial.user_attrs
+        params, repeat = tuple(self._params(trial).items()), int(attrs.get(_REPEAT, 0))
+        point = Point(params, attrs.get(_CONTROL), repeat, _beside(trial))
+        return Asked(number, point, str(attrs.get(_INSTEAD, "")))
 
     def tell(self, number: int, score: Score) -> None:
-        """Value and constraints of a finished trial; without a value it is a FAIL. A second telling is void.
+        """Values and constraints of a finished trial; without a value it is a FAIL. A second telling is void.
 
         One that lost a race is told its bound as an infeasible value; one that was never run is PRUNED.
         """
         trial = self._handles.pop(number, None)
         if trial is None:
             return
-        value = score.less_than if score.value is None else score.value
-        if value is None or not score.run:
+        values = values_of(score, self._sweep.config.objective)
+        if values is None or not score.run:
             state = TrialState.FAIL if score.run else TrialState.PRUNED
             self._study.tell(trial, state=state, skip_if_finished=True)
             return
         for name, bound in score.constraints:
             trial.set_constraint(name, bound)
-        self._study.tell(trial, value, skip_if_finished=True)
+        self._study.tell(trial, values, skip_if_finished=True)
 
     def finished(self) -> set[int]:
         """Numbers that the journal has as told."""
         return {t.number for t in self._trials(TrialState.COMPLETE, TrialState.FAIL, TrialState.PRUNED)}
 
     def planned(self) -> int:
-        """How many trials there will be: budget and controls."""
-        return self._sweep.budget + len(list(self._sweep.control_points()))
+        """How many trials there will be: budget, controls, and what is measured again as far as it is known."""
+        again = sum(_ROLE in t.user_attrs for t in self._trials())
+        return self._sweep.budget + len(list(self._sweep.control_points())) + again
 
     def name_winner(self, label: str | None, number: int | None) -> None:
         """The sweep's choice beside Optuna's own best_trial, which knows no repeats and no ties."""
@@ -178,8 +194,30 @@ class SweepStudy:
         self._study.set_user_attr("kvknee.winner_trial", number)
 
 
+def _came_of(params: Mapping[str, Value], trials: list[FrozenTrial]) -> Past:
+    answered = [t for t in trials if t.state == TrialState.COMPLETE]
+    if not answered:
+        return Past(params, None, running=any(t.state == TrialState.RUNNING for t in trials))
+    values = tuple(fmean(column) for column in zip(*(t.values for t in answered), strict=True))
+    bounds: dict[str, float] = {}
+    for trial in answered:
+        for name, bound in trial.constraints.items():
+            bounds[name] = max(bound, bounds.get(name, bound))
+    return Past(params, values, bounds)
+
+
 def _key_of(point: Point) -> tuple[object, ...]:
-    return point.control, point.repeat, point.params
+    return point.control, point.repeat, point.params, point.beside
+
+
+def _beside(trial: FrozenTrial) -> Beside | None:
+    attrs = trial.user_attrs
+    return Beside(attrs[_ROLE], int(attrs[_OF]), attrs[_BEAT]) if _ROLE in attrs else None
+
+
+def _is_beside(trial: FrozenTrial) -> bool:
+    """Whether it does not count against the budget."""
+    return _CONTROL in trial.user_attrs or _ROLE in trial.user_attrs
 
 
 def _suggest(trial: optuna.Trial, name: str, d: BaseDistribution) -> None:

@@ -149,8 +149,12 @@ class Dimension:
         """A candidate's value as Optuna holds it."""
         return int(value).bit_length() - 1 if self.exponents else value
 
-    def decode(self, parameter: Value) -> Value:
-        return 1 << int(parameter) if self.exponents else parameter
+    def read(self, parameters: Mapping[str, Value]) -> Value | None:
+        """Its value among Optuna's parameters, also of a study that held it the other way; None: not there."""
+        if self.name in parameters:
+            return parameters[self.name]
+        exponent = parameters.get(f"log2({self.name})")
+        return None if exponent is None else 1 << int(exponent)
 
     def holds(self, value: Any) -> bool:
         """Whether the value is one of its own."""

@@ -15,7 +15,9 @@ from trials.slo import Slo
 OBJECTIVES: dict[str, Callable[[Metrics], float]] = {
     "qualified_output_throughput": lambda m: m.qualified_output_throughput,
     "capacity_load": lambda m: m.capacity_load or 0.0,
+    "pareto": lambda m: m.qualified_output_throughput,  # against waste: no one number says which is best
 }
+DIRECTIONS = {"pareto": ("maximize", "minimize")}  # of objectives with more than one value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,11 @@ class Score:
     def feasible(self) -> bool:
         return self.value is not None and not self.missed and not self.grounds
 
+    @property
+    def wasted(self) -> float | None:
+        """Waste byte-seconds per qualified token at the highest load; None where no token qualified."""
+        return max(self.waste_per_token, key=lambda w: float(w[0].partition("=")[2] or 0), default=("", None))[1]
+
 
 def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") -> Score:
     """Judge one trial. `result` None: it was lost; `lost` says why."""
@@ -83,6 +90,16 @@ def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") 
               for r in _by_phase(result, decides)),
         tuple((r.load, _waste(r)) for r in result.replays if r.phase == decides.phase and _counts(r)),
     )  # fmt: skip
+
+
+def values_of(score: Score, objective: str) -> tuple[float, ...] | None:
+    """What the optimiser is told of a trial, in the order of DIRECTIONS; None where there is nothing to tell."""
+    value = score.less_than if score.value is None else score.value
+    if value is None:
+        return None
+    if objective not in DIRECTIONS:
+        return (value,)
+    return value, math.inf if score.wasted is None else score.wasted
 
 
 def raced_out(less_than: float | None, why: str, run: bool = True) -> Score:

@@ -123,10 +123,10 @@ class Space:
         kept: dict[str, Value] = {}
         for d in self.dimensions:
             if self.matters(d, kept):
-                kept[d.field] = params[d.field] if d.field in params else self._usual(d)
+                kept[d.field] = params[d.field] if d.field in params else self.usual(d)
         return kept
 
-    def _usual(self, d: Dimension) -> Value:
+    def usual(self, d: Dimension) -> Value:
         """What a dimension has before anything is known of it: the base's value, else its first."""
         at: Value | None = value_of(self.base, d.field)
         if at is not None and d.holds(at):
@@ -135,12 +135,12 @@ class Space:
 
     def encode(self, params: Mapping[str, Value]) -> dict[str, Value]:
         """Optuna's parameters, all of them: what does not matter is at its usual value."""
-        return {d.parameter: d.encode(params.get(d.field, self._usual(d))) for d in self.dimensions}
+        return {d.parameter: d.encode(params.get(d.field, self.usual(d))) for d in self.dimensions}
 
     def decode(self, parameters: Mapping[str, Value]) -> dict[str, Value]:
-        """The candidate of Optuna's parameters. One that an older, narrower space did not have is at its usual."""
-        found = {d.field: d.decode(parameters[d.parameter]) for d in self.dimensions if d.parameter in parameters}
-        return self.canonical(found)
+        """The candidate of Optuna's parameters; what an older, narrower space did not move is at its usual value."""
+        found = ((d.field, d.read(parameters)) for d in self.dimensions)
+        return self.canonical({name: value for name, value in found if value is not None})
 
     def params_of(self, policy: PoolPolicy) -> dict[str, Value] | None:
         """The candidate that this policy is; None where it is none of this space."""
@@ -278,7 +278,7 @@ def _can_matter(d: Dimension, spec: SpaceSpec, base: TrialSpec, notes: list[str]
 
 
 def _with_arguments(spec: SpaceSpec, base: TrialSpec, notes: list[str]) -> TrialSpec:
-    """The base with every engine argument that moves: where it names none, the first of the space is the default."""
+    """The base with every engine argument that moves: where it names none, the space's first is the default."""
     for name, varied in spec.vary.items():
         if name.startswith("engine.args.") and value_of(base, name) is None:
             first = dimension(name, varied, base)

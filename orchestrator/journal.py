@@ -1,0 +1,73 @@
+"""The study's file: opened, or made anew where the space has become wider than what Optuna lets one study hold.
+
+Optuna wants one set of choices for a category all through a study, and knows no parameter that joined later. So the
+trials of a narrower space are written over, under their own numbers and as candidates of the wider one, into a new
+file that takes the old one's place at once.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from search_spaces.space import Space
+
+FIXED = "fixed_params"  # where Optuna keeps what an enqueued trial is to have
+
+
+def open_study(journal: Path, name: str, space: Space, directions: tuple[str, ...]) -> Any:
+    """The study in this file, of this space."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = _opened(journal, name, directions)
+    old = study.get_trials(deepcopy=False)
+    if not any(_narrower(trial, space) for trial in old):
+        return study
+    beside = journal.with_name(f"{journal.name}.wider")
+    beside.unlink(missing_ok=True)
+    renewed = _opened(beside, name, directions)
+    renewed.add_trials([_moved(trial, space) for trial in old])
+    for key, value in study.user_attrs.items():
+        renewed.set_user_attr(key, value)
+    os.replace(beside, journal)
+    return _opened(journal, name, directions)
+
+
+def _opened(journal: Path, name: str, directions: tuple[str, ...]) -> Any:
+    storage = JournalStorage(JournalFileBackend(str(journal)))
+    return optuna.create_study(storage=storage, study_name=name, directions=list(directions), load_if_exists=True)
+
+
+def held_by(trial: FrozenTrial) -> dict[str, Any]:
+    """Optuna's parameters of a trial: those that it has, or is to have. Empty for a control."""
+    return {**trial.system_attrs.get(FIXED, {}), **trial.params}
+
+
+def _narrower(trial: FrozenTrial, space: Space) -> bool:
+    held, wanted = held_by(trial), space.distributions()
+    if not held:
+        return False
+    return held.keys() != wanted.keys() or any(
+        isinstance(d, CategoricalDistribution) and trial.distributions.get(name, d) != d
+        for name, d in wanted.items()
+    )
+
+
+def _moved(trial: FrozenTrial, space: Space) -> FrozenTrial:
+    held = held_by(trial)
+    if not held:
+        return trial
+    wanted = space.encode(space.decode(held))
+    started = trial.state != TrialState.WAITING
+    attrs = {key: value for key, value in trial.system_attrs.items() if key != FIXED}
+    return FrozenTrial(
+        number=trial.number, state=trial.state, value=None, values=trial.values,
+        datetime_start=trial.datetime_start, datetime_complete=trial.datetime_complete,
+        params=wanted if started else {}, distributions=space.distributions() if started else {},
+        user_attrs=trial.user_attrs, system_attrs={**attrs, FIXED: wanted},
+        intermediate_values=trial.intermediate_values, trial_id=-1,
+    )  # fmt: skip
