@@ -89,6 +89,8 @@ class Driver:
         return self.stopped is None
 
     def _begin(self, asked: Asked) -> None:
+        if asked.note:
+            self._rooms.viewer.say(f"trial {asked.number}: {asked.note}")
         try:
             spec = self._sweep.spec(asked.point)
         except SpecError as error:
