@@ -138,7 +138,7 @@ class Space:
         return {d.parameter: d.encode(params.get(d.field, self.usual(d))) for d in self.dimensions}
 
     def decode(self, parameters: Mapping[str, Value]) -> dict[str, Value]:
-        """The candidate of Optuna's parameters; what an older, narrower space did not move is at its usual value."""
+        """The candidate of Optuna's parameters; what an older, narrower space did not move has its usual value."""
         found = ((d.field, d.read(parameters)) for d in self.dimensions)
         return self.canonical({name: value for name, value in found if value is not None})
 
