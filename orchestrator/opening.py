@@ -108,8 +108,8 @@ def _ray(sweep: Sweep) -> Executor:
         pin=sweep.config.engine.name not in MODELLED if where.slot.pin_cores is None else where.slot.pin_cores,
     )  # fmt: skip
     executor = RayExecutor(num_slots(sweep), address=where.address, terms=terms)
-    for host, why in executor.left_out.items():
-        print(f"note: node {host} takes no part: {why}", file=sys.stderr)
+    for node, why in executor.left_out.items():
+        print(f"note: {node} takes no part: {why}", file=sys.stderr)
     return executor
 
 

@@ -41,7 +41,7 @@ class Crew:
         self._places, self._terms, self._describe, self._dispatch = places, terms, describe, dispatch
         self._members: dict[str, _Member] = {}
         self._agreement = Agreement()
-        self.left_out: dict[str, str] = {}  # host -> why
+        self.left_out: dict[str, str] = {}  # node -> why
         self._closed = threading.Event()
         threading.Thread(target=self._beat, name="beats", daemon=True).start()
 
@@ -134,7 +134,7 @@ class Crew:
             return
         place = self._places.by_slot[member.slot]
         if "trouble" in said:
-            self._leave_out(member, said["host"], f"its engine cannot be described: {said['trouble']}")
+            self._leave_out(member, f"its engine cannot be described: {said['trouble']}")
         elif place.node is not None:
             if "engine" in said:
                 self._agreement.hear(place.node.id, said["engine"])
@@ -151,14 +151,17 @@ class Crew:
                 continue
             differs = self._agreement.differs(place.node.id) if self._describe is not None else ""
             if differs:
-                self._leave_out(member, place.node.host, differs)
+                self._leave_out(member, differs)
             else:
                 member.phase, member.why = "serving", ""
 
-    def _leave_out(self, member: _Member, host: str, why: str) -> None:
+    def _leave_out(self, member: _Member, why: str) -> None:
+        """The slot takes no part any more."""
+        node = self._places.by_slot[member.slot].node
+        name = node.words if node is not None else member.slot
         self._end(member)
-        member.phase, member.why = "left_out", f"{host}: {why}"
-        self.left_out[host] = why
+        member.phase, member.why = "left_out", f"{name}: {why}"
+        self.left_out[name] = why
 
     def drop(self, slot: str, because: str = "") -> None:
         """Give a slot's actor up; it is begun again, unless there is a reason why it must not be."""
@@ -166,8 +169,7 @@ class Crew:
         if member.phase == "left_out":
             return
         if because:
-            place = self._places.by_slot[slot]
-            self._leave_out(member, place.node.host if place.node is not None else slot, because)
+            self._leave_out(member, because)
             return
         self._end(member)
         member.phase, member.why = "waiting", "its node was lost, and no other has room for it"

@@ -113,7 +113,7 @@ class Places:
             return
         taken = {p.index for p in self.by_slot.values() if p.node is not None and p.node.id == ids[0]}
         place.node = self.alive[ids[0]]
-        place.nodes = tuple(self.alive[node].host for node in ids)
+        place.nodes = tuple(self.alive[node].words for node in ids)
         place.index = next(i for i in range(len(self.by_slot) + 1) if i not in taken)
 
     def neighbours(self, a: str, b: str) -> bool:
@@ -126,7 +126,7 @@ class Places:
         place, needs = self.by_slot[slot], self.needs
         ours = sum(self.neighbours(slot, other) for other in self.by_slot)
         return {
-            "slot": slot, "slot_node": place.node.host if place.node else None, "slot_nodes": list(place.nodes),
+            "slot": slot, "slot_node": place.node.words if place.node else None, "slot_nodes": list(place.nodes),
             "slot_strategy": needs.strategy, "slot_bundle": needs.bundle(), "slots_on_node": ours,
             "exclusive_node": needs.exclusive_node, "driver_pid": os.getpid(),
         }  # fmt: skip

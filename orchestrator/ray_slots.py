@@ -86,7 +86,7 @@ class RayExecutor:
         its time."""
         grows = self._terms.wait_for_nodes_s > 0
         self._places.reserve(self._table.names, grows)
-        until = time.monotonic() + max(_BUSY_S, self._terms.wait_for_nodes_s)
+        until = time.monotonic() + (self._terms.wait_for_nodes_s if grows else _BUSY_S)
         self._look(now=True)
         while self._crew.hopeful and time.monotonic() < until:
             time.sleep(0.05)

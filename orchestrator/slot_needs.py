@@ -19,6 +19,11 @@ class Node:
     resources: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def words(self) -> str:
+        """Its name, and what tells it from another on the same host."""
+        return f"{self.host} (node {self.id[:8]})"
+
 
 @dataclass(frozen=True, slots=True)
 class SlotNeeds:
