@@ -13,7 +13,7 @@ from orchestrator.config import Sweep
 from orchestrator.executors import Executor
 from orchestrator.folder import SweepFolder, write_text
 from orchestrator.slot_needs import SlotNeeds
-from orchestrator.sweep_file import differences, sweep_yaml
+from orchestrator.sweep_file import continues, differences, sweep_yaml
 from orchestrator.tracking import Tracker
 from orchestrator.tracking_uri import revealed
 from trials.documents import read_yaml
@@ -35,7 +35,8 @@ def new_folder(name: str) -> Path:
 
 
 def prepare_folder(path: Path, sweep: Sweep) -> SweepFolder:
-    """Write sweep.yaml into a new folder, or check that the folder's own is this sweep. SpecError otherwise."""
+    """Write sweep.yaml into a new folder, or check that the folder's own is this sweep, or one that this one only
+    asks more than: then sweep.yaml is this one's. SpecError otherwise."""
     folder = SweepFolder(path)
     if not folder.sweep_yaml.exists():
         if path.exists() and not path.is_dir():
@@ -44,7 +45,7 @@ def prepare_folder(path: Path, sweep: Sweep) -> SweepFolder:
             raise SpecError(f"{path}: holds trials but no sweep.yaml; name another folder with -o")
         write_text(folder.sweep_yaml, sweep_yaml(sweep))
         return folder
-    found = differences(read_yaml(folder.sweep_yaml), yaml.safe_load(sweep_yaml(sweep)))
+    found = continues(folder.sweep_yaml, sweep)
     if found:
         more = f"\n  and {len(found) - _SHOWN_DIFFERENCES} more" if len(found) > _SHOWN_DIFFERENCES else ""
         lines = "\n  ".join(found[:_SHOWN_DIFFERENCES])
@@ -52,6 +53,10 @@ def prepare_folder(path: Path, sweep: Sweep) -> SweepFolder:
             f"{path}: holds another sweep; name another folder with -o. It differs in (stored -> asked):\n"
             f"  {lines}{more}"
         )
+    if differences(read_yaml(folder.sweep_yaml), yaml.safe_load(sweep_yaml(sweep))):
+        if being_driven(folder):
+            raise SpecError(f"{path}: another kvknee runs this sweep; ask for more of it when it has ended")
+        write_text(folder.sweep_yaml, sweep_yaml(sweep))
     return folder
 
 

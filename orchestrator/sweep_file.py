@@ -8,6 +8,7 @@ import yaml
 
 from orchestrator.config import Sweep, SweepConfig
 from orchestrator.resolve import resolve
+from search_spaces.widening import lost
 from trials.documents import read_yaml, validated
 
 
@@ -24,6 +25,22 @@ def sweep_yaml(sweep: Sweep) -> str:
 def differences(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
     """What tells two resolved sweeps apart, `key: stored -> asked`. Where they run is no difference."""
     return list(_differ(_identity(stored), _identity(asked), ""))
+
+
+def continues(path: Path, sweep: Sweep) -> list[str]:
+    """Why the sweep does not go on with the one in this sweep.yaml; empty where it asks the same, or for more of it.
+
+    More is a wider space, and more trials: what was measured stays measured.
+    """
+    stored, asked = read_yaml(path), yaml.safe_load(sweep_yaml(sweep))
+    old_space, old_trials = stored.pop("space", None), stored.pop("trials", 0)
+    new_space, new_trials = asked.pop("space"), asked.pop("trials")
+    found = differences(stored, asked)
+    if old_space != new_space and not found:
+        found += [f"space: {words}" for words in lost(stored_sweep(path).space, sweep.space)]
+    if new_trials < old_trials:
+        found.append(f"trials: {old_trials} -> {new_trials}")
+    return found
 
 
 _NOT_ASKED = ("executor", "tracking", "calibration", "engine_says")
