@@ -28,7 +28,7 @@ def differences(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str
 
 
 def continues(path: Path, sweep: Sweep) -> list[str]:
-    """Why the sweep does not go on with the one in this sweep.yaml; empty where it asks the same, or for more of it.
+    """Why the sweep does not go on with the one in this sweep.yaml; empty where it asks the same, or more of it.
 
     More is a wider space, and more trials: what was measured stays measured.
     """
