@@ -5,7 +5,7 @@ handed out --held--> let go --cached--> found again | evicted
 
 import numpy as np
 
-from trials.engine import EngineFacts, Outcome
+from trials.engine import EngineFacts, Outcome, PoolGeometry
 from trials.latency import Runs
 from trials.occupancy import Held
 from trials.percentiles import integral, percentiles_ms, population, spread
@@ -30,11 +30,22 @@ def _flow(replay: Replay, facts: EngineFacts, lane: int) -> dict[str, Ints]:
     booked[-1:] = True
     rows = {name: column[lane::lanes][booked] for name, column in replay.ledger.items()}
     group = facts.groups[lane // facts.ranks]
-    rows["live"] = group.num_blocks - rows["free_blocks"] - rows["cached_blocks"] - rows["reserve_blocks"]
+    if facts.shared_pool:  # what the others hold is in no row of this group
+        held = rows["payload_tokens"] + rows["tail_slack_tokens"] + rows["reserved_ahead_tokens"]
+        rows["live"] = held // group.slots
+    else:
+        rows["live"] = group.num_blocks - rows["free_blocks"] - rows["cached_blocks"] - rows["reserve_blocks"]
     grown = np.diff(rows["live"], prepend=0)
     rows["revived"] = grown - rows["allocated_blocks"] + rows["released_blocks"]
     rows["row"] = np.flatnonzero(booked)
     return rows
+
+
+def _flow_of_pool(replay: Replay, facts: EngineFacts) -> dict[str, Ints]:
+    """The same for the first pool of the first rank, all its groups together."""
+    lanes = range(0, len(facts.groups) * facts.ranks, facts.ranks) if facts.shared_pool else (0,)
+    parts = [_flow(replay, facts, lane) for lane in lanes]
+    return {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0] if name != "row"}
 
 
 def broken_flow(replay: Replay, facts: EngineFacts) -> list[str]:
@@ -49,13 +60,16 @@ def broken_flow(replay: Replay, facts: EngineFacts) -> list[str]:
     caching = dict(facts.effective).get("prefix_caching", "True") == "True"
     out = []
     for lane in range(len(facts.groups) * facts.ranks):
-        rows, size = _flow(replay, facts, lane), facts.groups[lane // facts.ranks].block_size
-        out += _jumps(rows, caching)
+        rows, group = _flow(replay, facts, lane), facts.groups[lane // facts.ranks]
+        said = _jumps(rows, caching)
         if rows["live"][-1]:
-            out.append(f"block flow: {int(rows['live'][-1])} blocks are still held after the drain")
-        taken, least = int(rows["allocated_blocks"].sum()), _least_taken(replay, size)
+            said.append(f"{int(rows['live'][-1])} blocks are still held after the drain")
+        taken, least = int(rows["allocated_blocks"].sum()), _least_taken(replay, group)
         if taken < least:
-            out.append(f"block flow: {taken} blocks were handed out, requests that ended took {least} at least")
+            said.append(f"{taken} blocks were handed out, requests that ended took {least} at least")
+        several = len(facts.groups) * facts.ranks > 1
+        where = f" of group {lane // facts.ranks} rank {lane % facts.ranks}" if several else ""
+        out += [f"block flow{where}: {words}" for words in said]
     return out
 
 
@@ -67,18 +81,21 @@ def _jumps(rows: dict[str, Ints], caching: bool) -> list[str]:
     before, after = int(rows["live"][at - 1]) if at else 0, int(rows["live"][at])
     taken, gone = int(rows["allocated_blocks"][at]), int(rows["released_blocks"][at])
     return [
-        f"block flow: {before} live blocks became {after} in row {int(rows['row'][at])}, but {taken} were "
+        f"{before} live blocks became {after} in row {int(rows['row'][at])}, but {taken} were "
         f"handed out and {gone} let go ({len(wrong)} such rows)"
     ]
 
 
-def _least_taken(replay: Replay, block_size: int) -> int:
+def _least_taken(replay: Replay, group: PoolGeometry) -> int:
     """Blocks that served requests cannot have got but new: their final ones, less what they began with.
 
-    One that was preempted may have found blocks of others when it came back, and is left out.
+    One that was preempted may have found blocks of others when it came back, and is left out. A state is moved on
+    in a block of its own, however long the sequence is.
     """
-    requests = replay.requests
+    requests, block_size = replay.requests, group.block_size
     sure = (requests.outcome == Outcome.COMPLETED) & (requests.preemptions == 0)
+    if group.slot_tokens > 1:
+        return int(sure.sum())
     final = -(-(requests.num_prompt_tokens + requests.num_delivered - 1) // block_size)
     return int((final + np.minimum(-requests.cached_tokens, 0) // block_size)[sure].sum())
 
@@ -98,7 +115,7 @@ def churn(replay: Replay, runs: Runs, parts: Segments, facts: EngineFacts, seen:
     )
     if not _told(facts) or not len(replay.steps["idle"]):
         return found
-    rows = _flow(replay, facts, 0)
+    rows = _flow_of_pool(replay, facts)
     lasted, lane = replay.steps["duration_ns"], seen.lane
     group = facts.groups[0]
     live = group.num_blocks - lane["free_blocks"] - lane["cached_blocks"] - lane["reserve_blocks"]

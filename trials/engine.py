@@ -168,9 +168,9 @@ class PoolGeometry:
         return tokens // self.window * self.window if self.kind == "chunked_local" else 0
 
     def blocks_for(self, tokens: int) -> int:
-        """Most blocks that a sequence of so many tokens is granted at once."""
+        """Blocks that a sequence of so many tokens is granted at admission; a state is then alone."""
         need = -(-tokens // self.block_size)
-        return min(need, self.most_blocks) if self.most_blocks else need
+        return min(need, self.most_blocks if self.slot_tokens == 1 else 1) if self.most_blocks else need
 
     @property
     def remainder_bytes(self) -> int:

@@ -53,7 +53,7 @@ def measure(replay: Replay, facts: EngineFacts, slo: Slo, trace: Trace | None = 
     runs = order_runs(replay)
     check_tokens(replay, runs)
     fate = fates(replay.requests)
-    parts = segments(replay, runs, facts.groups[0].block_size)
+    parts = segments(replay, runs, facts.groups[facts.token_group].block_size)
     good = qualifies(replay.requests, fate, slo)
     scene = _Scene(replay, facts, trace, runs, parts, held(replay, facts), fate, good)
     observed = latencies(replay, runs, fate)
@@ -72,11 +72,11 @@ def measure(replay: Replay, facts: EngineFacts, slo: Slo, trace: Trace | None = 
 
 def _ledger(scene: _Scene, metrics: Metrics) -> Ledger:
     replay, facts, seen = scene.replay, scene.facts, scene.seen
-    shares = breakdown.shares(replay, scene.runs, scene.parts, facts, seen)
+    shares = breakdown.byte_shares(replay, scene.runs, scene.parts, facts, seen)
     unexplained = pressure.unexplained_waste(metrics.waste_byte_seconds, metrics.failed_admissions_by_free_bytes)
     return ledger(replay, facts, seen).model_copy(update={
-        "by_length": breakdown.by_length(replay, shares, facts, scene.fate.offered),
-        "by_state": breakdown.by_state(shares, facts, seen),
+        "by_length": breakdown.by_length(replay, shares, scene.fate.offered),
+        "by_state": breakdown.by_state(shares, seen),
         "broken_laws": (*broken_flow(replay, facts), *sharing.broken_bound(replay), *unexplained),
     })  # fmt: skip
 
@@ -117,7 +117,8 @@ def _tokens_inside(scene: _Scene) -> int:
 
 
 def _max_tail_slack(scene: _Scene) -> MaxSlack:
-    value, request, step = largest_slack(scene.parts, scene.seen, scene.facts.groups[0].block_size)
+    size = scene.facts.groups[scene.facts.token_group].block_size
+    value, request, step = largest_slack(scene.parts, scene.seen, size)
     return MaxSlack(value=value, row=int(scene.replay.requests.row[request]) if request >= 0 else -1, step=step)
 
 

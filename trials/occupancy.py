@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from trials.engine import EngineFacts, PoolGeometry
+from trials.group_result import GroupLedger
 from trials.ledger import ACCOUNTS as PARTS
 from trials.ledger import account_bytes, lane_bytes, unbalanced_rows
 from trials.percentiles import integral, spread
@@ -14,6 +15,7 @@ from trials.recording import LEDGER_COLUMNS, Ints, Replay
 from trials.result import Accounts, Ledger
 
 ACCOUNTS = tuple(Accounts.model_fields)
+TOKENS = ("payload_tokens", "tail_slack_tokens", "reserved_ahead_tokens")  # of live blocks
 NS = 10**9  # in a second
 
 
@@ -24,6 +26,7 @@ class Held:
     lasted_ns: Ints  # [S] ns of each row that lie inside the window
     accounts: dict[str, Ints]  # [S] bytes by account, summed over the lanes
     lane: dict[str, Ints]  # [S] ledger columns of one pool: tokens of its token group, blocks of all its groups
+    shared_bytes: Ints  # [S] bytes that sequences hold, a shared one once a holder, beyond the payload
 
     @property
     def seconds(self) -> float:
@@ -51,7 +54,14 @@ def held(replay: Replay, facts: EngineFacts) -> Held:
         lasted_ns=np.maximum(lasted, 0),
         accounts=account_bytes(replay.ledger, facts.groups, facts.ranks, facts.shared_pool),
         lane=_lane(replay, facts),
+        shared_bytes=_shared_bytes(replay, facts),
     )
+
+
+def _shared_bytes(replay: Replay, facts: EngineFacts) -> Ints:
+    more = replay.ledger["logical_tokens"] - replay.ledger["payload_tokens"]
+    sizes = np.repeat(np.array([group.bytes_per_token for group in facts.groups], np.int64), facts.ranks)
+    return np.asarray(more.reshape(-1, len(sizes)) @ sizes, np.int64)
 
 
 def _lane(replay: Replay, facts: EngineFacts) -> dict[str, Ints]:
@@ -96,19 +106,52 @@ def pool_accounts(replay: Replay, facts: EngineFacts) -> list[tuple[str, dict[st
     ]
 
 
-def pool_residuals(replay: Replay, facts: EngineFacts) -> list[str]:
-    """Pools whose accounts do not add up, as sentences: the largest residual, signed, and where it was."""
+@dataclass(frozen=True, slots=True)
+class Unbalanced:
+    """A pool whose accounts do not add up: its largest residual, signed, and where it was."""
+
+    pool: str
+    rows: int
+    first_row: int
+    residual_bytes: int
+    at_row: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows} ledger rows do not add up to the pool of {self.pool}: {self.residual_bytes:+} bytes in "
+            f"row {self.at_row}, first in row {self.first_row}"
+        )
+
+
+def unbalanced_pools(replay: Replay, facts: EngineFacts) -> list[Unbalanced]:
+    """Those of `pool_accounts` that are not the pool to the byte in every row; positive: accounts hold more."""
     out = []
     for name, accounts in pool_accounts(replay, facts):
         wrong = unbalanced_rows(accounts)
         if len(wrong):
-            over = sum(accounts[account] for account in PARTS) - accounts["pool_bytes"]
+            over = np.sum([accounts[account] for account in PARTS], axis=0) - accounts["pool_bytes"]
             at = int(np.argmax(np.abs(over)))
-            out.append(
-                f"{len(wrong)} ledger rows do not add up to the pool of {name}: {int(over[at]):+} bytes in row "
-                f"{at}, first in row {int(wrong[0])}"
-            )
+            out.append(Unbalanced(name, len(wrong), int(wrong[0]), int(over[at]), at))
     return out
+
+
+def _by_group(replay: Replay, facts: EngineFacts, seen: Held, peak_step: int) -> tuple[GroupLedger, ...]:
+    """Every (group, rank) for itself; empty where there is but one."""
+    lanes = lane_bytes(replay.ledger, facts.groups, facts.ranks, facts.shared_pool)
+    if len(lanes) == 1:
+        return ()
+    out = []
+    for lane, accounts in enumerate(lanes):
+        group = facts.groups[lane // facts.ranks]
+        held = np.sum([replay.ledger[name][lane :: len(lanes)] for name in TOKENS], axis=0)
+        live = spread(held / group.slots, seen.lasted_ns)
+        out.append(GroupLedger(
+            group=lane // facts.ranks, rank=lane % facts.ranks, kind=group.kind, block_size=group.block_size,
+            time_mean={name: seen.time_mean(accounts[name]) for name in PARTS},
+            peak={name: int(accounts[name][peak_step]) for name in PARTS} if peak_step >= 0 else {},
+            live_blocks={"mean": live.mean, "peak": live.peak},
+        ))  # fmt: skip
+    return tuple(out)
 
 
 def _peak(seen: Held) -> tuple[int, Accounts]:
@@ -139,5 +182,6 @@ def ledger(replay: Replay, facts: EngineFacts, seen: Held) -> Ledger:
         slots_per_live_token=allocated.mean / logical.mean if logical.mean else 0.0,
         useful_pool_ratio=means["payload"] / pool if pool else 0.0,
         device=dict(replay.device), residual_bytes=replay.device.get("residual", 0),
-        rows_digest=rows_digest(replay, facts),
+        rows_digest=rows_digest(replay, facts), groups=_by_group(replay, facts, seen, peak_step),
+        pool_residuals={found.pool: found.residual_bytes for found in unbalanced_pools(replay, facts)},
     )  # fmt: skip

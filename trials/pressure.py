@@ -81,11 +81,13 @@ def first_failed(replay: Replay, seen: Held) -> FailedAdmission | None:
 
 
 def admissible_tokens(replay: Replay, facts: EngineFacts) -> Ints:
-    """Known tokens of the largest request that would be admitted after each row, [S]; the tightest group says.
+    """Known tokens of the largest request that would be admitted after each row, [S]; the tightest pool says.
 
     Free and cached blocks, less the watermark while anything runs, at most max_model_len. Nothing of it is assumed
-    to be in the cache already.
+    to be in the cache already. Of a pool that groups share, blocks for all of them.
     """
+    if facts.shared_pool:
+        return _admissible_of_all(replay, facts)
     lanes = len(facts.groups) * facts.ranks
     share = float(dict(facts.effective).get("watermark", 0.0))
     running = replay.steps["num_running"] > 0
@@ -98,6 +100,22 @@ def admissible_tokens(replay: Replay, facts: EngineFacts) -> Ints:
         rooms.append(np.maximum(rows["free_blocks"] + rows["cached_blocks"] - margin, 0) * group.block_size)
     room: Ints = np.min(rooms, axis=0)
     return np.minimum(room, facts.max_model_len) if facts.max_model_len else room
+
+
+def _admissible_of_all(replay: Replay, facts: EngineFacts) -> Ints:
+    """The most tokens whose blocks in all groups together find room: they grow with the tokens, so look them up."""
+    pool, lanes = facts.groups[0], (len(replay.steps["idle"]), len(facts.groups), facts.ranks)
+    there = replay.ledger["free_blocks"] + replay.ledger["cached_blocks"]
+    room = there.reshape(lanes)[:, :, 0].sum(axis=1)
+    margin = int(float(dict(facts.effective).get("watermark", 0.0)) * pool.num_blocks)
+    room = room - margin * (replay.steps["num_running"] > 0)
+    longest = facts.max_model_len or pool.num_blocks * max(group.block_size for group in facts.groups)
+    tokens = np.arange(1, longest + 1)
+    wanted = np.zeros(longest, np.int64)
+    for group in facts.groups:
+        need = -(-tokens // group.block_size)
+        wanted += np.minimum(need, group.blocks_for(longest)) if group.most_blocks else need
+    return np.asarray(np.searchsorted(wanted, room, side="right"), np.int64)
 
 
 def largest_admissible(replay: Replay, facts: EngineFacts, seen: Held) -> dict[str, int]:

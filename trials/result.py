@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trials.group_result import EffectiveGroup, GroupLedger
 from trials.trace import write_whole
 
 
@@ -220,6 +221,8 @@ class Ledger(_Model):
     by_state: dict[str, float] = Field(default_factory=dict)  # byte-seconds
     broken_laws: tuple[str, ...] = ()  # laws that the columns of the replay break
     rows_digest: str = ""  # of every account column of every step: byte-exactness is compared with this
+    groups: tuple[GroupLedger, ...] = ()  # every (group, rank), where there are several; they add up to the above
+    pool_residuals: dict[str, int] = Field(default_factory=dict)  # pool -> largest, signed; of those that have one
 
 
 class Observation(_Model):
@@ -261,6 +264,8 @@ class Effective(_Model):
     reuse_quantum_tokens: int
     block_table_bytes: int = 0
     layout: str = "paged"
+    ranks: int = 1
+    groups: tuple[EffectiveGroup, ...] = ()  # where there are several
     knobs: dict[str, str] = Field(default_factory=dict)
     not_applicable: tuple[str, ...] = ()
 

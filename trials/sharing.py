@@ -17,15 +17,14 @@ def shared_bytes_saved(facts: EngineFacts, seen: Held) -> int:
 
     Net of copies: what was copied is occupied twice, and so no longer saved.
     """
-    saved = (seen.lane["logical_tokens"] - seen.lane["payload_tokens"]) * facts.groups[0].bytes_per_token
-    return round(seen.time_mean(saved))
+    return round(seen.time_mean(seen.shared_bytes))
 
 
 def copied_bytes(facts: EngineFacts, copied: int) -> int | None:
     """Bytes of `copied` blocks; None where the engine cannot copy on write or cannot say."""
     if "copied_blocks" in facts.unknown_columns or "copied_bytes" in facts.not_applicable:
         return None
-    return copied * facts.groups[0].block_size * facts.groups[0].bytes_per_token
+    return copied * facts.groups[0].slots * facts.groups[0].bytes_per_token
 
 
 def duplicated_tail_bytes(replay: Replay, facts: EngineFacts, trace: Trace | None) -> int | None:
@@ -33,11 +32,15 @@ def duplicated_tail_bytes(replay: Replay, facts: EngineFacts, trace: Trace | Non
     have shared, whole-block prefix matching cannot. None where the trace is not at hand."""
     if trace is None:
         return None
-    requests, group = replay.requests, facts.groups[0]
+    requests = replay.requests
     admitted = (requests.counted == 1) & (requests.admitted_ns >= 0)
     missed = trace.inherited_tokens[requests.row] - requests.cached_tokens
-    again = np.clip(missed[admitted], 0, group.block_size)
-    return int(again.sum()) * group.bytes_per_token
+    total = 0
+    for group in facts.groups:
+        if group.slot_tokens == 1:  # a state is of one sequence
+            again = int(np.clip(missed[admitted], 0, group.block_size).sum())
+            total += again * group.bytes_per_token * facts.ranks
+    return total
 
 
 def divergence(replay: Replay, facts: EngineFacts, seen: Held) -> tuple[int, int, int]:

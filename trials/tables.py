@@ -1,5 +1,6 @@
 """The parquet files of a trial: requests and ledger, replay after replay, told apart by phase and load."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -8,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trials.engine import EngineFacts
+from trials.engine import EngineFacts, GroupAudit, PoolGeometry
 from trials.ladder import Locks
 from trials.ledger import account_bytes
 from trials.load import Lock
-from trials.ownership import STATES, ownership
+from trials.ownership import STATES, mentioned, ownership
 from trials.pressure import admissible_tokens
 from trials.recording import LEDGER_COLUMNS, STEP_COLUMNS, Replay, Requests, Snapshot
 from trials.trace import write_whole
@@ -65,9 +66,19 @@ def write_ledger(recorded: list[Replay], facts: EngineFacts, path: Path) -> None
             **{name: pa.array(values) for name, values in accounts.items()},
             **{name: pa.array(values) for name, values in raw.items()},
             "largest_admissible_tokens": pa.array(admissible_tokens(one, facts)),
+            **_by_lane(one, facts),
         }
         tables.append(_labelled(columns, one, count))
     _write(tables, path)
+
+
+def _by_lane(recorded: Replay, facts: EngineFacts) -> dict[str, pa.Array]:
+    """Of several: the raw columns of each (group, rank), named `group0_rank0_payload_tokens` and so on."""
+    lanes = len(facts.groups) * facts.ranks
+    return {
+        f"group{lane // facts.ranks}_rank{lane % facts.ranks}_{name}": pa.array(recorded.ledger[name][lane::lanes])
+        for lane in range(lanes if lanes > 1 else 0) for name in LEDGER_COLUMNS if name not in ("group", "rank")
+    }  # fmt: skip
 
 
 def write_ownership(recorded: list[Replay], facts: EngineFacts, path: Path) -> None:
@@ -79,6 +90,13 @@ def write_ownership(recorded: list[Replay], facts: EngineFacts, path: Path) -> N
     _write(tables, path)
 
 
+def _own_blocks(groups: Sequence[GroupAudit], number: int, geometry: PoolGeometry) -> NDArray[np.int64]:
+    """Blocks of a shared pool that this group has; the first also shows those that none of them has."""
+    known = [mentioned(group, geometry.num_blocks) for group in groups]
+    mine = known[number] | (~np.any(known, axis=0) if number == 0 else False)
+    return np.flatnonzero(mine)
+
+
 def _words(index: NDArray[np.int8], words: tuple[str, ...]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(index), pa.array(list(words)))
 
@@ -88,7 +106,12 @@ def _blocks(recorded: Replay, kept: Snapshot, facts: EngineFacts) -> tuple[dict[
     total = 0
     for number, group in enumerate(kept.groups):
         geometry = facts.groups[number // facts.ranks]
-        found, count = ownership(group, geometry.num_blocks, geometry.block_size), geometry.num_blocks
+        blocks = np.arange(geometry.num_blocks)
+        if facts.shared_pool:
+            blocks = _own_blocks(kept.groups[number % facts.ranks :: facts.ranks], number // facts.ranks, geometry)
+        whole = ownership(group, geometry.num_blocks, geometry.block_size, geometry.slot_tokens > 1)
+        found = whole.of(blocks) if facts.shared_pool else whole
+        count = len(blocks)
         total += count
         part = {
             "moment": _words(np.zeros(count, np.int8), (kept.moment,)),
@@ -96,7 +119,7 @@ def _blocks(recorded: Replay, kept: Snapshot, facts: EngineFacts) -> tuple[dict[
             "time_ns": pa.array(np.full(count, kept.time_ns, np.int64)),
             "group": pa.array(np.full(count, number // facts.ranks, np.int64)),
             "rank": pa.array(np.full(count, number % facts.ranks, np.int64)),
-            "block": pa.array(np.arange(count)),
+            "block": pa.array(blocks),
             "owners": pa.LargeListArray.from_arrays(pa.array(found.offsets), pa.array(found.owners)),
             "ref_count": pa.array(found.ref_count),
             "fill": pa.array(found.fill),

@@ -80,11 +80,20 @@ def stranded(replay: Replay, seen: Held) -> dict[str, float]:
     }
 
 
+def _bytes_by_block_size(facts: EngineFacts) -> dict[int, int]:
+    """Bytes of a slot over the groups of each block size; a state has no slots that could stay empty."""
+    out: dict[int, int] = {}
+    for group in facts.groups:
+        if group.slot_tokens == 1:
+            out[group.block_size] = out.get(group.block_size, 0) + group.bytes_per_token
+    return out
+
+
 def waste(replay: Replay, runs: Runs, facts: EngineFacts, seen: Held) -> dict[str, float]:
     """Byte-seconds over the window by kind; `total` leaves out NOT_WASTE, which is shown for comparison."""
     never = sum(
-        never_filled(replay, runs, seen, group.block_size) * group.bytes_per_token * facts.ranks
-        for group in facts.groups
+        never_filled(replay, runs, seen, size) * num_bytes * facts.ranks
+        for size, num_bytes in _bytes_by_block_size(facts).items()
     )
     kinds = {name: seen.byte_seconds(seen.accounts[name]) for name in ("padding", "remainder", "reserve")}
     kinds["tail_slack_never_filled"] = never

@@ -23,13 +23,14 @@ from pydantic import ValidationError
 
 from trials.applied import unapplied
 from trials.content import Content
-from trials.engine import Engine, EngineDied, EngineFacts, Refused
+from trials.engine import Engine, EngineDied, EngineFacts, PoolGeometry, Refused
 from trials.engines import domain_of, engine_module
 from trials.exhausted import ran_out
 from trials.fingerprint import engine_hash, environment, file_digest, spec_hash, trace_hash
 from trials.geometry import block_table_bytes
+from trials.group_result import EffectiveGroup
 from trials.ladder import Asked, Locks, Outcome, run
-from trials.occupancy import pool_residuals
+from trials.occupancy import unbalanced_pools
 from trials.pool_size import Sized, size_pool
 from trials.result import Effective, Hashes, Ledger, TrialResult, save_result
 from trials.spec import MODELLED, TrialSpec, explain
@@ -184,8 +185,22 @@ def effective(facts: EngineFacts, spec: TrialSpec) -> Effective:
         block_size=group.block_size, kernel_block_size=group.kernel_block_size, num_blocks=group.num_blocks,
         reserve_blocks=group.reserve_blocks, pool_bytes=facts.pool_bytes,
         bytes_per_token=sum(g.bytes_per_token for g in facts.groups if g.slot_tokens == 1) * facts.ranks,
-        reuse_quantum_tokens=facts.reuse_quantum_tokens, block_table_bytes=block_table_bytes(spec),
+        reuse_quantum_tokens=facts.reuse_quantum_tokens, block_table_bytes=_table_bytes(facts, spec),
+        ranks=facts.ranks, groups=tuple(_group(g) for g in facts.groups) if len(facts.groups) > 1 else (),
         layout=knobs.get("layout", "paged"), knobs=knobs, not_applicable=facts.not_applicable,
+    )  # fmt: skip
+
+
+def _table_bytes(facts: EngineFacts, spec: TrialSpec) -> int:
+    several = len(facts.groups) * facts.ranks > 1
+    return block_table_bytes(spec, facts.groups, facts.ranks) if several else block_table_bytes(spec)
+
+
+def _group(group: PoolGeometry) -> EffectiveGroup:
+    return EffectiveGroup(
+        kind=group.kind, num_layers=group.num_layers, block_size=group.block_size, window=group.window,
+        bytes_per_token=group.bytes_per_token, keeps_states=group.slot_tokens > 1,
+        padding_bytes_per_block=group.padding_bytes_per_block, reuse_quantum_tokens=group.reuse_quantum_tokens,
     )  # fmt: skip
 
 
@@ -199,7 +214,7 @@ def ineligible(outcome: Outcome, facts: EngineFacts) -> list[str]:
         reasons += [f"{name}: void: {why}" for why in measured.result.void_because]
         if measured.replay.failed:
             reasons.append(f"{name}: {measured.replay.failed}")
-        reasons += [f"{name}: {said}" for said in pool_residuals(measured.replay, facts)]
+        reasons += [f"{name}: {said}" for said in unbalanced_pools(measured.replay, facts)]
         book = measured.result.ledger
         reasons += [f"{name}: {said}" for said in (_residual(book, facts), pool_residual(book, facts)) if said]
         reasons += [f"{name}: {said}" for said in unapplied(measured.replay, facts)]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_replays import MS, Line, make_facts, make_replay, toy_server
 
-from trials.breakdown import by_length, by_state, shares
+from trials.breakdown import by_length, by_state, byte_shares, shares
 from trials.latency import fates, order_runs
 from trials.occupancy import held
 from trials.segments import segments
@@ -16,11 +16,17 @@ from trials.waste import waste
 def broken_down(replay, facts):
     runs = order_runs(replay)
     parts = segments(replay, runs, facts.groups[0].block_size)
-    return shares(replay, runs, parts, facts, held(replay, facts))
+    return shares(replay, runs, parts, facts, held(replay, facts), facts.groups[0])
+
+
+def in_bytes(replay, facts):
+    runs = order_runs(replay)
+    parts = segments(replay, runs, facts.groups[0].block_size)
+    return byte_shares(replay, runs, parts, facts, held(replay, facts))
 
 
 def table_of(replay, facts, members):
-    return by_length(replay, broken_down(replay, facts), facts, members)
+    return by_length(replay, in_bytes(replay, facts), members)
 
 
 def walk(replay, served, size):
@@ -74,7 +80,7 @@ def test_never_filled_slack_by_length_is_all_of_it(seed):
 @given(st.integers(0, 10**9), st.sampled_from([0.0, 0.4]))
 def test_full_tail_and_prefill_are_what_sequences_hold(seed, trouble):
     replay, _, facts = toy_server(seed, trouble=trouble)
-    states = by_state(broken_down(replay, facts), facts, held(replay, facts))
+    states = by_state(in_bytes(replay, facts), held(replay, facts))
     column = replay.ledger["logical_tokens"] * facts.groups[0].bytes_per_token
     whole = float(np.sum(column * replay.steps["duration_ns"] / 1e9))
     assert states["full"] + states["tail"] + states["prefill"] == pytest.approx(whole)
@@ -87,7 +93,7 @@ def test_shared_is_what_is_held_more_than_once():
     facts = make_facts()
     ledger = {"payload_tokens": [16, 16], "logical_tokens": [16, 48]}
     replay = make_replay([Line(0, 16, 2, [(0, 2)])], [1000 * MS] * 2, facts, ledger=ledger)
-    assert by_state(broken_down(replay, facts), facts, held(replay, facts))["shared"] == 32 * 64
+    assert by_state(in_bytes(replay, facts), held(replay, facts))["shared"] == 32 * 64
 
 
 def test_what_a_whole_answer_reserves_ahead_shrinks_block_by_block():
