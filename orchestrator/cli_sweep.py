@@ -14,6 +14,7 @@ from orchestrator.conclude import Conclusion, conclude, judged, outcome_of, publ
 from orchestrator.config import Sweep
 from orchestrator.estimate import estimate
 from orchestrator.folder import SweepFolder
+from orchestrator.limits import Limits, rules
 from orchestrator.live import best_line, open_viewer, states_line
 from orchestrator.opening import (
     being_driven,
@@ -82,7 +83,7 @@ def dry(sweep: Sweep, as_json: bool, say: Say) -> None:
     })  # fmt: skip
 
 
-def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say) -> int:
+def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say, limits: Limits | None = None) -> int:
     """Drive a sweep to its end in its folder and print what it came to; returns the exit code."""
     check_tracking(SweepFolder(path.resolve()), sweep)
     folder = prepare_folder(path.resolve(), sweep)
@@ -93,7 +94,7 @@ def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say) -> int:
         try:
             # Libraries that print to stdout must not spoil the one JSON document.
             with redirect_stdout(sys.stderr):
-                _drive(folder, sweep, tracker)
+                _drive(folder, sweep, tracker, limits or Limits())
                 found = publish(folder, sweep)
         except BaseException as error:
             tracker.record(replace(begun_entry(folder, sweep), status=_ending(error)))
@@ -105,7 +106,7 @@ def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say) -> int:
     return found.exit_code
 
 
-def _drive(folder: SweepFolder, sweep: Sweep, tracker: Tracker) -> None:
+def _drive(folder: SweepFolder, sweep: Sweep, tracker: Tracker, limits: Limits) -> None:
     from orchestrator.study import SweepStudy
     from orchestrator.sweep import Driver, Rooms
 
@@ -116,11 +117,15 @@ def _drive(folder: SweepFolder, sweep: Sweep, tracker: Tracker) -> None:
     try:
         executor = open_executor(sweep)
         try:
-            Driver(sweep, Rooms(folder, executor, tracker, viewer, build_digest())).run()
+            rooms = Rooms(folder, executor, tracker, viewer, build_digest())
+            driver = Driver(sweep, rooms, *rules(limits, sweep, folder))
+            driver.run()
         finally:
             executor.close()
     finally:
         viewer.close()
+    if driver.stopped is not None:
+        print(f"ended early: {driver.stopped}; go on with: kvknee resume {folder.path}", file=sys.stderr)
     outcome = conclude(folder, sweep).outcome
     SweepStudy(folder.journal, sweep).name_winner(outcome.winner, outcome.winner_trial)
 

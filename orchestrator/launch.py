@@ -107,6 +107,7 @@ def follow(spec: TrialSpec, out: Path, how: Launch, stop: threading.Event | None
             if watch is not None:
                 watch.stop()
         code = group.exit_code
+    facts["held_s"] = time.monotonic() - began
     add_facts(out, {**how.facts, **facts, **(_seen(watch, out) if watch is not None else {})})
     yield _outcome(code, ended_by, _words(ended_by, code, how.deadlines), began, out)
 

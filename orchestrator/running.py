@@ -51,6 +51,10 @@ class Running:
         """Of the trials under way."""
         return [*(active.card for active in self._active.values()), *(card for card, _ in self._again)]
 
+    def held_s(self, now_s: float) -> float:
+        """Seconds that attempts of this driver have held a slot until now."""
+        return sum(self.walls_s) + sum(now_s - active.started_s for active in self._active.values())
+
     def take_in(self, record: TrialRecord) -> None:
         """Remember the speed probes of an earlier driver's trial."""
         self._probes[record.number] = [a.probe_s for a in record.attempts if a.probe_s]

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a sweep is when it would ask again. `slot_s`: seconds that attempts of this driver held a slot."""
+    """How far a sweep is when it would ask again. `slot_s`: seconds that attempts of this driver have held a slot,
+    those that run included; `mean_s`: of those that ended, None before the first."""
 
     now_s: float  # the wall clock
     finished: int
     running: int
     slot_s: float
+    mean_s: float | None = None
 
 
 Stop = Callable[[Standing], str | None]
