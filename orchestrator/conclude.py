@@ -14,9 +14,10 @@ from orchestrator.config import Sweep
 from orchestrator.folder import SweepFolder, TrialRecord, write_text
 from orchestrator.isolated import isolated
 from search_spaces.candidates import Measured
-from search_spaces.knee import Rules, decide
+from search_spaces.knee import Decision, Rules, decide
 from search_spaces.objective import Score, brief, raced_out, score
 from search_spaces.outcome import Outcome
+from search_spaces.proofs import Again, proofs_of
 from search_spaces.verdicts import describe
 from trials.result import TrialResult
 from trials.slo import Slo, parse_slo
@@ -27,6 +28,9 @@ SUMMARY_COLUMNS = (
     "output_throughput", "waste_byte_seconds", "useful_pool_ratio", "num_preemptions", "evidence",
     "spec_hash", "trace_hash", "engine_hash", "attempts", "reused_from", "reason",
 )  # fmt: skip
+
+
+_AT_ONE_LOAD = "qualified_output_throughput"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +49,48 @@ class Conclusion:
 
 
 def judged(record: TrialRecord, sweep: Sweep, slo: Slo) -> Score:
-    """A finished trial as the optimiser is told of it."""
+    """A finished trial as the optimiser is told of it. Survival is at one load, whatever the sweep searches for."""
     if record.state == "raced":
         return raced_out(record.card.less_than, record.card.reason, run=False)
     if record.result is None and record.state == "refused":  # it ended before it could say so in a result
         return Score(0.0, (("refused", 1.0),), (), (f"refused: {brief(record.card.reason)}",))
-    return score(record.result, slo, sweep.config.objective, record.card.reason)
+    objective = _AT_ONE_LOAD if record.card.role == "survival" else sweep.config.objective
+    return score(record.result, slo, objective, record.card.reason)
+
+
+def decision_of(records: Sequence[TrialRecord], sweep: Sweep) -> Decision:
+    """Pure: what these finished trials come to, before it is put into words."""
+    return _decided(records, sweep)[0]
+
+
+def _decided(records: Sequence[TrialRecord], sweep: Sweep) -> tuple[Decision, list[str]]:
+    """And what moved in a space that isolates one field, beside that field."""
+    slo = parse_slo(sweep.config.slo)
+    done = [r for r in records if r.state != "running"]
+    again = [_again(r, judged(r, sweep, slo), sweep) for r in done if r.card.role in ("confirm", "survival")]
+    searched = [r for r in done if r.card.role in (None, "neighbour")]
+    measured, leaks = isolated([_measured(r, judged(r, sweep, slo), sweep) for r in searched], searched, sweep)
+    return decide(measured, sweep.space, rules_of(sweep), proofs_of(again)), leaks
+
+
+def rules_of(sweep: Sweep) -> Rules:
+    return Rules(sweep.config.objective, sweep.config.min_gain, sweep.config.repeats, sweep.config.seed)
 
 
 def outcome_of(records: Sequence[TrialRecord], sweep: Sweep) -> Outcome:
     """Pure: what these finished trials come to."""
-    slo = parse_slo(sweep.config.slo)
     done = [r for r in records if r.state != "running"]
-    measured, leaks = isolated([_measured(r, judged(r, sweep, slo), sweep) for r in done], done, sweep)
-    rules = Rules(sweep.config.objective, sweep.config.min_gain, sweep.config.repeats, sweep.config.seed)
+    decision, leaks = _decided(records, sweep)
     notes = [*sweep.notes, *leaks, *_build_notes(done), *(n for r in done for n in r.card.notes)]
     left = sum(r.state == "running" for r in records)
     if left:
         notes.append(f"{left} trials are not finished")
-    return describe(decide(measured, sweep.space, rules), sweep.space, rules, tuple(dict.fromkeys(notes)))
+    return describe(decision, sweep.space, rules_of(sweep), tuple(dict.fromkeys(notes)))
+
+
+def _again(record: TrialRecord, judged: Score, sweep: Sweep) -> Again:
+    policy = sweep.space.policy_of(record.spec)
+    return Again(record.number, record.repeat, policy, judged, record.card.role == "survival")
 
 
 def _measured(record: TrialRecord, judged: Score, sweep: Sweep) -> Measured:

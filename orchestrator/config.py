@@ -13,17 +13,19 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_serial
 
 from orchestrator.domains import EngineSays
 from orchestrator.executor_spec import ExecutorSpec
+from orchestrator.points import Point as Point
 from orchestrator.redaction import without_password
+from orchestrator.survival import SurvivalSpec
 from search_spaces.controls import CONTROLS
 from search_spaces.objective import OBJECTIVES
-from search_spaces.space import Space, SpaceSpec, Value
+from search_spaces.space import Space, SpaceSpec
 from trials.fingerprint import spec_hash
 from trials.spec import MODELLED, TrialSpec, Window
 from trials.units import nearest
 
 SWEEP_ONLY = (
     "space", "trials", "repeats", "controls", "sampler", "objective", "min_gain", "executor", "tracking", "name",
-    "calibration", "trace_hash", "engine_says", "race",
+    "calibration", "trace_hash", "engine_says", "race", "held_out", "survival",
 )  # fmt: skip
 _DEFAULT_CONTROLS = ("contiguous", "one_block", "vendor_default", "smallest", "largest")
 
@@ -59,6 +61,8 @@ class SweepConfig(TrialSpec):
     objective: str = "qualified_output_throughput"
     min_gain: float = Field(default=0.02, ge=0, lt=1)
     race: bool | None = None  # None: where it can be, with objective capacity_load
+    held_out: int = Field(default=1, ge=0, le=100)  # windows at the trace's end that the search never sees
+    survival: SurvivalSpec | None = SurvivalSpec()  # None: a recipe is written without it
     executor: Annotated[ExecutorSpec, _named("kind")] = ExecutorSpec()
     tracking: Annotated[TrackingSpec, _named("uri")] | None = TrackingSpec()
     trace_hash: str | None = None  # what the trace must hash to; filled in when it is resolved
@@ -98,21 +102,13 @@ class SweepConfig(TrialSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One trial to be: a candidate of the space (`params`, policy fields) or a control, on one window."""
-
-    params: tuple[tuple[str, Value], ...]
-    control: str | None
-    repeat: int
-
-
-@dataclass(frozen=True, slots=True)
 class Sweep:
     """A resolved sweep: nothing in it is looked up again."""
 
     config: SweepConfig
     space: Space
     windows: tuple[Window | None, ...]  # one a repeat, the same for all candidates
+    held_out: tuple[Window, ...]  # at the trace's end, never searched
     trace_digest: str
     table_digest: str | None
     controls: tuple[tuple[str, TrialSpec], ...]
@@ -133,8 +129,9 @@ class Sweep:
         trace = base.trace.model_copy(update={"window": self.windows[point.repeat]})
         return base.model_copy(update={"trace": trace, "repeat": point.repeat})
 
-    def hash(self, spec: TrialSpec) -> str:
-        return spec_hash(spec, self.trace_digest, self.table_digest)
+    def hash(self, spec: TrialSpec, trace_digest: str | None = None) -> str:
+        """The spec's hash; `trace_digest` where its trace is not the sweep's own."""
+        return spec_hash(spec, trace_digest or self.trace_digest, self.table_digest)
 
     def question(self, spec: TrialSpec) -> str:
         """The hash of what a trial is asked, whatever a race knew when it asked."""
@@ -152,7 +149,8 @@ class Sweep:
         """Every candidate on the first window, then on the next; cut to the budget. In a race the default first."""
         candidates = list(self.space.candidates())
         if self.config.races:
-            candidates.sort(key=lambda params: self.space.suggest(params).policy != self.space.base.policy)
+            usual = self.space.default
+            candidates.sort(key=lambda params: self.space.policy_of(self.space.suggest(params)) != usual)
         points = (
             Point(tuple(params.items()), None, repeat)
             for repeat in range(self.config.repeats)

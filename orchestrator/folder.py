@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from orchestrator.points import Role
 from search_spaces.outcome import Outcome
 from trials.result import TrialResult, load_result
 from trials.spec import TrialSpec
@@ -39,6 +40,10 @@ class TrialCard(BaseModel):
     decides: int | None = None
     reused_from: int | None = None  # the trial whose result this is; then it has no attempts of its own
     less_than: float | None = None  # state raced: what its capacity is known to stay under
+    role: Role | None = None  # measured again beside the budget: why
+    of: int | None = None  # then the trial whose candidate it is
+    beat: float | None = None  # role neighbour: the load that it has to hold
+    trace_hash: str | None = None  # of a trace that is not the sweep's own
     notes: tuple[str, ...] = ()
 
 

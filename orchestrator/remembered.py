@@ -36,11 +36,12 @@ def attempt_entry(card: TrialCard, folder: Path, number: int, facts: SweepFacts)
     result = None if attempt.lost is not None else attempt.result
     controls = facts.controls_of.get(card.spec_hash, ())
     labels = [("kvknee.control", ",".join(controls))] if controls else []
+    labels += [("kvknee.role", card.role)] if card.role else []
     if result is None:
         # An attempt that left no result is known by what it was asked, and by the engine of those that did.
         asked = {
             "spec": card.spec_hash,
-            "trace": facts.trace_digest,
+            "trace": card.trace_hash or facts.trace_digest,
             "engine": str(lost.get("engine") or "unknown"),
         }
         labels += [(f"kvknee.{name}_hash", value) for name, value in asked.items()]

@@ -8,7 +8,7 @@ from orchestrator.config import SWEEP_ONLY, Sweep, SweepConfig, TrackingSpec
 from orchestrator.domains import ask, cut
 from orchestrator.overrides import apply_goodput, apply_sets
 from orchestrator.tracking_uri import settled
-from orchestrator.windows import repeat_windows, rows_in
+from orchestrator.windows import planned_windows, rows_in
 from search_spaces.controls import control_spec
 from search_spaces.space import Space, SpaceSpec, build_space, load_space_spec, require_grid
 from trials.documents import read_yaml, validated
@@ -60,10 +60,10 @@ def resolve(config: SweepConfig, folder: Path) -> Sweep:
     spec = config.space if isinstance(config.space, SpaceSpec) else load_space_spec(config.space, folder)
     says = config.engine_says or ask(base)
     space = cut(build_space(spec, base), says)
-    windows = repeat_windows(trace, config.trace.window, config.repeats)
+    windows = planned_windows(trace, config.trace.window, config.repeats, config.held_out)
     controls = tuple((n, s) for n in config.controls if (s := control_spec(space, n)) is not None)
     sampler, budget = _budget(config, space)
-    notes = [*space.notes, *_pool_notes(space, controls, trace), *_window_notes(config)]
+    notes = [*space.notes, *_pool_notes(space, controls, trace), *_window_notes(config), *windows.notes]
     resolved = config.model_copy(
         update={
             "trace": base.trace,
@@ -76,7 +76,9 @@ def resolve(config: SweepConfig, folder: Path) -> Sweep:
             "tracking": _settled(config.tracking, folder),
         }
     )
-    return Sweep(resolved, space, windows, digest, _table_digest(base), controls, budget, tuple(notes))
+    table = _table_digest(base)
+    seen, held_out = windows.repeats, windows.held_out
+    return Sweep(resolved, space, seen, held_out, digest, table, controls, budget, tuple(notes))
 
 
 def _settled(tracking: TrackingSpec | None, folder: Path) -> TrackingSpec | None:

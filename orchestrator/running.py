@@ -158,7 +158,7 @@ class Running:
             return "the answer's result.json is not there, or not whole"
         for name, asked, got in (
             ("spec", card.spec_hash, result.hashes.spec),
-            ("trace", self._sweep.trace_digest, result.hashes.trace),
+            ("trace", card.trace_hash or self._sweep.trace_digest, result.hashes.trace),
         ):
             if result.status == "complete" and asked != got:
                 return f"the result's {name} hash is {got[:12]}, asked was {asked[:12]}"

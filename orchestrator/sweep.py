@@ -7,11 +7,15 @@ of them finds on resume what stands on disk, and tells it without running it aga
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from orchestrator.beside import spec_again, wanted
 from orchestrator.conclude import judged
 from orchestrator.config import Sweep
 from orchestrator.folder import TrialCard, TrialRecord
 from orchestrator.known import Known
+from orchestrator.points import Point
 from orchestrator.progress import Tally
 from orchestrator.racing import Out, Race
 from orchestrator.remembered import facts_of
@@ -19,8 +23,10 @@ from orchestrator.rooms import Rooms as Rooms
 from orchestrator.running import Running
 from orchestrator.stopping import Standing, Stop, first_reason
 from orchestrator.study import Asked, SweepStudy
+from trials.fingerprint import trace_hash
 from trials.slo import parse_slo
 from trials.spec import TrialSpec
+from trials.trace import load_trace
 from trials.units import SpecError
 
 _WAIT_S = 0.5
@@ -30,11 +36,8 @@ class Driver:
     """Runs one sweep in one folder. `run` may be called once. `stopped`: why it asked for no more, if it did so
     before the end."""
 
-    def __init__(
-        self, sweep: Sweep, rooms: Rooms, stops: Sequence[Stop] = (), ends: Sequence[Stop] = ()
-    ) -> None:
-        """`stops`: rules before each ask; `ends`: rules that end what runs, to be gone on with by resume."""
-        self._sweep, self._rooms, self._stops, self._ends = sweep, rooms, stops, ends
+    def __init__(self, sweep: Sweep, rooms: Rooms, stops: Sequence[Stop] = ()) -> None:
+        self._sweep, self._rooms, self._stops = sweep, rooms, stops
         self._slo = parse_slo(sweep.config.slo)
         self._study = SweepStudy(rooms.folder.journal, sweep)
         self._running = Running(sweep, rooms, facts_of(sweep))
@@ -59,11 +62,7 @@ class Driver:
             while True:
                 self._fill()
                 self._show()
-                if not self._running.cards and self.at_once:  # without a slot in service it waits for one
-                    return
-                if (why := first_reason(self._ends, self._standing())) is not None:
-                    self.stopped = why
-                    self._running.stop()
+                if not self._running.cards:
                     return
                 for event in self._rooms.executor.wait(_WAIT_S):
                     ended = self._running.hear(event)
@@ -84,26 +83,26 @@ class Driver:
                 self._place(self._ready.popleft())
             elif self._may_ask() and (asked := self._study.ask()) is not None:
                 self._begin(asked)
-            else:
+            elif self.stopped is not None or self._running.cards or not self._study.add(self._again()):
                 return
+
+    def _again(self) -> list[Point]:
+        """The search is over: what is measured again before its outcome stands."""
+        return wanted(self._rooms.folder.load_trials(), self._sweep)
 
     def _may_ask(self) -> bool:
         if self._known.num_waiting >= self.at_once:
             return False  # what they wait for runs; asking further ahead would be asking in ignorance
-        self.stopped = first_reason(self._stops, self._standing())
-        return self.stopped is None
-
-    def _standing(self) -> Standing:
-        now_s, walls_s = self._rooms.now_s(), self._running.walls_s
-        mean_s = sum(walls_s) / len(walls_s) if walls_s else None
         finished = sum(self._tally.states.values())
-        return Standing(now_s, finished, len(self._running), self._running.held_s(now_s), mean_s)
+        standing = Standing(self._rooms.now_s(), finished, len(self._running), sum(self._running.walls_s))
+        self.stopped = first_reason(self._stops, standing)
+        return self.stopped is None
 
     def _begin(self, asked: Asked) -> None:
         if asked.note:
             self._rooms.viewer.say(f"trial {asked.number}: {asked.note}")
         try:
-            spec = self._sweep.spec(asked.point)
+            spec = self._spec(asked.point)
         except SpecError as error:
             self._impossible(asked, str(error))
             return
@@ -113,6 +112,13 @@ class Driver:
             self._finish(self._running.settled(card))
         else:
             self._place(card)
+
+    def _spec(self, point: Point) -> TrialSpec:
+        if point.beside is None:
+            return self._sweep.spec(point)
+        source = self._rooms.folder.load_trial(point.beside.of)
+        assert source is not None
+        return spec_again(point, source, self._sweep, self._rooms.folder)
 
     def _as_it_stood(self, card: TrialCard) -> TrialCard:
         """With the spec that an earlier driver ran it with, where it did: a race may know other things now."""
@@ -129,7 +135,7 @@ class Driver:
             self._rooms.folder.save_card(card)
             self._known.wait(card, before)
             return
-        if self._race is not None:
+        if self._race is not None and card.role is None:
             asked = self._race.asked(card)
             if isinstance(asked, Out):
                 self._finish(card.model_copy(update={
@@ -145,7 +151,7 @@ class Driver:
     def _before(self, card: TrialCard) -> int | None:
         """The trial that runs and has to be over first: its twin, or its candidate's first window in a race."""
         asks = self._sweep.question(card.spec)
-        first = self._race.first_of(card) if self._race is not None else None
+        first = self._race.first_of(card) if self._race is not None and card.role is None else None
         for other in self._running.cards:
             if self._sweep.question(other.spec) == asks:
                 return other.number
@@ -154,9 +160,13 @@ class Driver:
         return None
 
     def _card(self, asked: Asked, spec: TrialSpec) -> TrialCard:
+        point, beside = asked.point, asked.point.beside
+        other = trace_hash(load_trace(Path(spec.trace.path))) if beside and beside.role == "survival" else None
         return TrialCard(
-            number=asked.number, control=asked.point.control, params=dict(asked.point.params),
-            repeat=asked.point.repeat, spec=spec, spec_hash=self._sweep.hash(spec), build=self._rooms.build,
+            number=asked.number, control=point.control, params=dict(point.params), repeat=point.repeat, spec=spec,
+            spec_hash=self._sweep.hash(spec, other), build=self._rooms.build, trace_hash=other,
+            role=beside.role if beside else None, of=beside.of if beside else None,
+            beat=beside.beat if beside else None,
         )  # fmt: skip
 
     def _impossible(self, asked: Asked, why: str) -> None:
@@ -180,7 +190,10 @@ class Driver:
         assert record is not None
         if card.reused_from is not None and (source := self._known.answer(card.spec)) is not None:
             record = TrialRecord(card, (), source.result, source.folder, source.info)
-        self._study.tell(card.number, judged(record, self._sweep, self._slo))
+        told = judged(record, self._sweep, self._slo)
+        if card.role is not None:  # never Optuna's best: it is measured elsewhere than the search is
+            told = replace(told, constraints=(*told.constraints, ("beside_the_search", 1.0)))
+        self._study.tell(card.number, told)
         self._count(record)
         self._ready.extend(self._known.released(card.number))
 
@@ -189,10 +202,10 @@ class Driver:
         card = record.card
         state = "reused" if card.reused_from is not None else card.state
         value = judged(record, self._sweep, self._slo)
-        if self._race is not None:
+        if self._race is not None and card.role in (None, "neighbour"):
             self._race.learn(card, value)
         space, policy = self._sweep.space, self._sweep.space.policy_of(card.spec)
-        may_win = value.feasible and space.contains(policy)
+        may_win = value.feasible and space.contains(policy) and card.role is None
         self._tally.count(state, space.label(policy), value.value if may_win else None)
 
     def _show(self) -> None:

@@ -16,7 +16,8 @@ def sweep_yaml(sweep: Sweep) -> str:
     """The resolved sweep as text; reads back as the same sweep."""
     data = sweep.config.model_dump(mode="json", exclude_none=True)
     data.pop("repeat")
-    data.setdefault("tracking", None)  # absent would mean the default tracker, None means none
+    for name in ("tracking", "survival"):
+        data.setdefault(name, None)  # absent would mean the default, None means none
     return "# Resolved by kvknee; continue with `kvknee resume` on this folder.\n" + yaml.safe_dump(
         data, sort_keys=False, allow_unicode=True, width=110
     )

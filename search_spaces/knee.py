@@ -6,13 +6,14 @@ qualified token at one load that all of them met.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from search_spaces.candidates import Candidate, common_load, group, waste
 from search_spaces.candidates import Measured as Measured
 from search_spaces.noise import paired_interval
 from search_spaces.outcome import Interval, Kind
+from search_spaces.proofs import Proofs
 from search_spaces.space import Space
 
 
@@ -45,15 +46,35 @@ class Decision:
     behind: tuple[Interval | None, ...]  # best - candidate, in the order of `candidates`
     smallest_effect: float | None
     phases_agree: bool
+    proofs: Proofs = field(default_factory=Proofs)
     beyond: tuple[Candidate, ...] = ()  # measured and worse, next to the tied set
     missing: tuple[str, ...] = ()  # what was not measured, or where the domain ends
 
+    @property
+    def default(self) -> Candidate | None:
+        return next((c for c in self.candidates if c.is_default), None)
 
-def decide(measured: Sequence[Measured], space: Space, rules: Rules) -> Decision:
+    @property
+    def best_fixed_block(self) -> Candidate | None:
+        """The best of those that are the default but for their block size; None where none is feasible."""
+        if self.default is None:
+            return None
+        policy = self.default.policy
+        fixed = [
+            c for c in self.candidates
+            if c.feasible and c.policy.model_copy(update={"block_size": policy.block_size}) == policy
+        ]  # fmt: skip
+        level = _levels([c.values for c in fixed]) if fixed else []
+        return fixed[max(range(len(fixed)), key=lambda k: level[k])] if fixed else None
+
+
+def decide(measured: Sequence[Measured], space: Space, rules: Rules, proofs: Proofs = Proofs()) -> Decision:
+    """`proofs`: one that did not survive its bursts is not chosen while another can be."""
     candidates = group(measured, space)
-    feasible = [c for c in candidates if c.in_space and c.feasible]
-    if not feasible:
+    able = [c for c in candidates if c.in_space and c.feasible]
+    if not able:
         return Decision("infeasible", candidates, None, (None,) * len(candidates), None, True)
+    feasible = [c for c in able if c.policy not in proofs.barred] or able
     choice = _choose(feasible, rules, lambda c: c.values)
     behind = tuple(
         None if c is choice.best or not c.feasible else paired_interval(choice.best.values, c.values, rules.seed)
@@ -61,7 +82,7 @@ def decide(measured: Sequence[Measured], space: Space, rules: Rules) -> Decision
     )
     effect = _smallest_effect(candidates, behind, choice, rules)
     agree = _phases_agree(feasible, choice, rules)
-    decision = Decision("knee", candidates, choice, behind, effect, agree)
+    decision = Decision("knee", candidates, choice, behind, effect, agree, proofs)
     return _placed(decision, space)
 
 

@@ -79,6 +79,28 @@ class NearestMiss(_Model):
     over: float | None  # share beyond the limit; None = without bound
 
 
+class Confirmed(_Model):
+    """A candidate measured again on windows that the search never saw. `values` follow `trials`."""
+
+    label: str
+    parts: tuple[str, ...]  # winner, default, best_fixed_block: what it was confirmed as
+    trials: tuple[int, ...]
+    values: tuple[float | None, ...]
+    feasible: bool
+    why_not: str = ""
+    behind_winner: Interval | None = None  # winner - this; None with one window
+    share_of_winner: float | None = None  # its mean over the winner's
+
+
+class Survival(_Model):
+    """A candidate under bursts of cancels and forks."""
+
+    label: str
+    trial: int
+    survived: bool
+    reason: str = ""
+
+
 class Outcome(_Model):
     """knee.json: what the sweep came to."""
 
@@ -98,6 +120,8 @@ class Outcome(_Model):
     phases_agree: bool = True
     candidates: tuple[CandidateOutcome, ...] = ()
     verdicts: tuple[VerdictRow, ...] = ()
+    confirmed: tuple[Confirmed, ...] = ()  # the winner first
+    survival: tuple[Survival, ...] = ()  # in the order in which they were tried
     notes: tuple[str, ...] = Field(default=())
 
     def candidate(self, label: str) -> CandidateOutcome:

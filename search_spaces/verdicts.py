@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from search_spaces.again import confirmed, doubts_again, survivals
 from search_spaces.candidates import Candidate, common_load, excess, waste
 from search_spaces.knee import Decision, Rules
 from search_spaces.noise import COVERAGE
@@ -17,6 +18,7 @@ from search_spaces.outcome import (
 )
 from search_spaces.space import Space
 
+_MOST_NAMED = 8  # ties in a sentence; the table has all
 UNITS = {"qualified_output_throughput": "qualified tok/s", "capacity_load": "load"}
 
 
@@ -44,6 +46,8 @@ def describe(decision: Decision, space: Space, rules: Rules, notes: Sequence[str
         phases_agree=decision.phases_agree,
         candidates=tuple(_candidate(c, i, decision, space) for c, i in _with_intervals(decision)),
         verdicts=tuple(_verdict(c, i, decision, space, rules) for c, i in _with_intervals(decision)),
+        confirmed=confirmed(decision, space, rules),
+        survival=survivals(decision, space),
         notes=tuple(notes),
     )
 
@@ -127,8 +131,9 @@ def _sentence(decision: Decision, space: Space, rules: Rules, miss: NearestMiss 
     winner = decision.choice.winner
     name, unit = label(winner, space), UNITS.get(rules.objective, rules.objective)
     value = f"{shown(winner.value or 0)} {unit}"
-    others = ", ".join(label(c, space) for c in decision.choice.tied if c is not winner)
-    ties = f"; tied with {others}" if others else ""
+    others = [label(c, space) for c in decision.choice.tied if c is not winner]
+    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    ties = f"; tied with {', '.join(others[:_MOST_NAMED])}{more}" if others else ""
     bound = f"; {winner.binding.text} binds" if winner.binding else ""
     beyond = ", ".join(label(c, space) for c in decision.beyond)
     missing = ", ".join(decision.missing)
@@ -187,6 +192,8 @@ def _judge(c: Candidate, behind: Interval | None, decision: Decision, rules: Rul
     choice = decision.choice
     if choice is not None and c is choice.winner:
         return _judge_winner(c, decision, rules)
+    if (killed := decision.proofs.why_not_survived(c.policy)) is not None:
+        return "inspect", killed
     if _tied(c, decision):
         return "inspect", "not told apart from the winner" + (
             "" if choice is None else _by(c, choice.winner, rules)
@@ -202,7 +209,7 @@ def _judge(c: Candidate, behind: Interval | None, decision: Decision, rules: Rul
 
 
 def _judge_winner(c: Candidate, decision: Decision, rules: Rules) -> tuple[Verdict, str]:
-    doubts = []
+    doubts = doubts_again(c, decision, rules)
     if not decision.phases_agree:
         doubts.append("another phase would choose otherwise")
     if decision.kind == "open":

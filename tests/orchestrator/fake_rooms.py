@@ -27,6 +27,8 @@ trace: {path: t.parquet, window: {start: 0s, duration: 20s}}
 slo: "ttft:p99<500ms;itl:p99<50ms"
 space: {vary: {policy.block_size: {powers_of_two: [8, 32]}}}
 repeats: 2
+held_out: 0
+survival: null
 executor: process
 tracking: null
 """

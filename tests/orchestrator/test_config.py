@@ -4,7 +4,7 @@ import pytest
 import yaml
 from fake_rooms import SWEEP, make_sweep, write_trace
 
-from orchestrator.config import Point
+from orchestrator.config import SWEEP_ONLY, Point
 from orchestrator.resolve import load_sweep, load_trial
 from orchestrator.sweep_file import differences, stored_sweep, sweep_yaml
 from trials.trace import TraceError
@@ -154,7 +154,7 @@ def test_a_trial_refuses_the_keys_of_a_sweep(tmp_path):
 
 def trial_file(tmp_path):
     data = {k: v for k, v in yaml.safe_load(SWEEP).items()
-            if k not in ("name", "space", "repeats", "executor", "tracking")}  # fmt: skip
+            if k not in SWEEP_ONLY}  # fmt: skip
     write_trace(tmp_path / "t.parquet")
     (tmp_path / "trial.yaml").write_text(yaml.safe_dump(data))
     return tmp_path / "trial.yaml"

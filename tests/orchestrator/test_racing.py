@@ -41,6 +41,10 @@ def capacity_of(truth):
     return answer
 
 
+def searched(ran):
+    return [r for r in ran.records if r.card.role is None]
+
+
 def engine_s(ran):
     return sum(p.engine_s for r in ran.records for a in r.attempts if a.result for p in a.result.capacity.parts)
 
@@ -49,7 +53,7 @@ def asked(ran):
     """(block size, repeat) -> (load to beat, hint), of trials that ran."""
     return {
         (r.spec.policy.block_size, r.repeat): (r.spec.measure.ladder.beat, r.spec.measure.ladder.near)
-        for r in ran.records if r.attempts
+        for r in searched(ran) if r.attempts
     }  # fmt: skip
 
 
@@ -70,7 +74,7 @@ def test_later_windows_are_run_for_survivors_only_and_the_rest_are_told_as_prune
     raced = [r for r in ran.records if r.state == "raced"]
     assert sorted(r.spec.policy.block_size for r in raced) == [4, 8, 64]
     assert all(not r.attempts and "first window" in r.card.reason for r in raced)
-    assert len(ran.records) == sweep.budget == 10
+    assert len(searched(ran)) == sweep.budget == 10
     assert ran.viewer.pictures[-1].states["raced"] == 3
 
 
@@ -109,7 +113,7 @@ def test_the_optimiser_is_told_the_bound_as_a_value_that_is_not_feasible(tmp_pat
 
     ran = drive(tmp_path / "out", make_sweep(tmp_path, *RACE), answer=capacity_of(PEAK))
     told = {t.number: t for t in journal(ran.folder)}
-    for record in ran.records:
+    for record in searched(ran):
         trial = told[record.number]
         if record.state == "raced":
             assert trial.state.name == "PRUNED"
@@ -126,7 +130,8 @@ def test_the_optimiser_is_told_the_bound_as_a_value_that_is_not_feasible(tmp_pat
 def test_killed_again_and_again_a_race_asks_and_answers_the_same(tmp_path, sets):
     sweep, answers = make_sweep(tmp_path, *RACE, *sets), capacity_of(PEAK)
     whole = drive(tmp_path / "whole", sweep, answer=answers)
-    for after in (7, 13, 19, 25):
+    assert sets or any(r.card.role == "neighbour" for r in whole.records)
+    for after in (7, 13, 19, 25, 31, 40):
         drive_and_die(tmp_path / "out", sweep, after, answer=answers)
     broken = drive(tmp_path / "out", sweep, answer=answers)
     assert [(r.card.params, r.repeat, r.state, r.spec) for r in SweepFolder(broken.folder.path).load_trials()] == [
@@ -141,5 +146,28 @@ def test_with_several_at_once_no_window_is_run_before_the_first_one_of_its_candi
     ran = drive(tmp_path / "out", sweep, answer=capacity_of(PEAK), num_slots=slots)
     order = [(j.spec.policy.block_size, j.spec.repeat) for j in ran.executor.ran]
     assert all(order.index((size, 0)) < k for k, (size, repeat) in enumerate(order) if repeat)
-    assert len(ran.records) == sweep.budget
+    assert len(searched(ran)) == sweep.budget
     assert outcome_of(ran.records, sweep).winner == "block_size=32"
+
+
+def test_a_neighbour_of_the_winner_that_is_only_not_better_is_tried_at_the_winner_s_own_load(tmp_path):
+    """16 holds 27.0, so 32 is not ahead by min_gain of it, and one replay says that it is worse."""
+    sweep = make_sweep(tmp_path, *RACE)
+    truth = {4: 10.0, 8: 20.0, 16: 27.0, 32: 20.0, 64: 15.0}
+    ran = drive(tmp_path / "out", sweep, answer=capacity_of(truth))
+    tried = [r for r in ran.records if r.card.role == "neighbour"]
+    assert [r.spec.policy.block_size for r in tried] == [8, 32]
+    assert all(r.result.capacity.less_than is not None for r in tried)
+    winner = next(r for r in ran.records if r.spec.policy.block_size == 16 and r.repeat == 0)
+    assert all(r.spec.measure.ladder.beat <= winner.result.capacity.value for r in tried)
+    found = outcome_of(ran.records, sweep)
+    assert (found.kind, found.winner) == ("knee", "block_size=16")
+    assert found.candidate("block_size=32").less_than <= 27.0
+
+
+def test_a_flat_race_ends_flat_with_the_default(tmp_path):
+    sweep = make_sweep(tmp_path, *RACE)
+    ran = drive(tmp_path / "out", sweep, answer=capacity_of(dict.fromkeys(PEAK, 24.0)))
+    found = outcome_of(ran.records, sweep)
+    assert (found.kind, found.winner) == ("flat", "block_size=16")
+    assert len(found.tied) == 5

@@ -1,0 +1,101 @@
+"""Trials beside the budget that measure a candidate again, once the search is over: which, and with what spec.
+
+neighbour: next to the tied set, whether one that lost a race is worse or only not better. confirm: winner, default
+and best fixed block on windows that the search never saw. survival: the winner under bursts of cancels and forks;
+where it does not survive, the next candidate is tried. All of it follows from finished trials alone, so that a
+resumed sweep asks for the same.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from orchestrator.conclude import decision_of
+from orchestrator.config import Sweep
+from orchestrator.folder import SweepFolder, TrialRecord
+from orchestrator.points import Beside, Point, Role
+from orchestrator.survival import survival_trace
+from search_spaces.candidates import Candidate
+from search_spaces.knee import Decision, unresolved
+from search_spaces.race import Standings
+from trials.spec import Load, Measure, TrialSpec
+
+
+def wanted(records: Sequence[TrialRecord], sweep: Sweep) -> list[Point]:
+    """What is still to be measured before the outcome stands; empty where nothing is, or nothing is feasible."""
+    decision = decision_of(records, sweep)
+    if decision.choice is None:
+        return []
+    by_number = {r.number: r for r in records}
+
+    def asks(number: int, role: Role, repeat: int, beat: float | None) -> tuple[object, ...]:
+        return sweep.space.policy_of(by_number[number].spec), role, repeat, beat
+
+    known = {asks(r.number, r.card.role, r.repeat, r.card.beat) for r in records if r.card.role is not None}
+    for stage in (_neighbours, _confirming, _surviving):
+        points = [(p, p.beside) for p in stage(decision, sweep) if p.beside is not None]
+        left = [p for p, b in points if asks(b.of, b.role, p.repeat, b.beat) not in known]
+        if left:
+            return left
+    return []
+
+
+def _first(candidate: Candidate) -> int:
+    return min(t.number for t in candidate.trials.values())
+
+
+def _neighbours(decision: Decision, sweep: Sweep) -> Iterator[Point]:
+    ladder, choice = sweep.config.measure.ladder, decision.choice
+    first = choice.winner.values.get(0) if choice is not None else None
+    if not sweep.config.races or ladder is None or first is None:
+        return
+    beat = Standings(ladder, sweep.config.min_gain).to_be_worse(first)
+    for candidate in unresolved(decision, sweep.space) if beat is not None else ():
+        yield Point((), None, 0, Beside("neighbour", _first(candidate), beat))
+
+
+def _confirming(decision: Decision, sweep: Sweep) -> Iterator[Point]:
+    choice = decision.choice
+    assert choice is not None
+    again = (choice.winner, decision.default, decision.best_fixed_block)
+    numbers = dict.fromkeys(_first(c) for c in again if c is not None)
+    for k in range(len(sweep.held_out)):
+        for number in numbers:
+            yield Point((), None, len(sweep.windows) + k, Beside("confirm", number))
+
+
+def _surviving(decision: Decision, sweep: Sweep) -> Iterator[Point]:
+    assert decision.choice is not None
+    if sweep.config.survival is not None:
+        repeat = len(sweep.windows) + len(sweep.held_out)
+        yield Point((), None, repeat, Beside("survival", _first(decision.choice.winner)))
+
+
+def spec_again(point: Point, source: TrialRecord, sweep: Sweep, folder: SweepFolder) -> TrialSpec:
+    """The spec of the candidate that `source` is a trial of, on the point's window."""
+    assert point.beside is not None
+    spec, ladder = source.spec, source.spec.measure.ladder
+    capacity = source.result.metrics.capacity_load if source.result is not None else None
+    if point.beside.role == "survival":
+        return _under_bursts(point, spec, capacity, sweep, folder)
+    every = (*sweep.windows, *sweep.held_out)
+    if ladder is not None:
+        near = capacity if point.beside.beat is None else None
+        asked = ladder.model_copy(update={"beat": point.beside.beat, "near": near})
+        spec = spec.model_copy(update={"measure": spec.measure.model_copy(update={"ladder": asked})})
+    trace = spec.trace.model_copy(update={"window": every[point.repeat]})
+    return spec.model_copy(update={"trace": trace, "repeat": point.repeat})
+
+
+def _under_bursts(
+    point: Point, spec: TrialSpec, capacity: float | None, sweep: Sweep, folder: SweepFolder
+) -> TrialSpec:
+    """On a held-out window, else on the last one searched; at the sweep's load, or at a share of the capacity."""
+    asked = sweep.config.survival
+    assert asked is not None
+    window = sweep.held_out[0] if sweep.held_out else sweep.windows[-1]
+    trace = survival_trace(asked, spec, window, folder.path / "survival")
+    measure, ladder = spec.measure, spec.measure.ladder
+    if ladder is not None and capacity is not None:
+        value = capacity * asked.of_capacity
+        load = max(1, round(value)) if ladder.over == "concurrency" else value
+        measure = Measure(load=Load.model_validate({ladder.over: load}))
+    return spec.model_copy(update={"trace": trace, "measure": measure, "repeat": point.repeat})

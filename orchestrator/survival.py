@@ -1,0 +1,73 @@
+"""What a winner has to survive before a recipe is written: a window overlaid with bursts of cancels and with forks.
+
+Every engine takes forks: those without copy-on-write as requests that meet in the prefix cache.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from trials.fingerprint import trace_hash
+from trials.load import window_of
+from trials.overlay import Cancels, Forks, Overlay, Share, overlaid
+from trials.spec import Ns, TraceSpec, TrialSpec, Window
+from trials.superpose import superposed
+from trials.trace import STARTS, Trace, load_trace, save_trace
+from trials.units import SpecError
+
+
+class SurvivalSpec(BaseModel):
+    """Shares of requests that are given up, in `bursts` groups of neighbours each at one moment, and sampled
+    `width` times. `of_capacity`: the share of its capacity at which a candidate has to survive.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cancels: Share = 0.1
+    bursts: int = Field(default=4, ge=1, strict=True)
+    patience: Annotated[Ns, Field(gt=0)] = 2_000_000_000  # from a burst's last arrival
+    forks: Share = 0.02
+    width: int = Field(default=4, ge=2, le=1024, strict=True)
+    of_capacity: float = Field(default=0.8, gt=0, le=1)
+    seed: int = Field(default=0, ge=0, strict=True)
+
+    @property
+    def words(self) -> str:
+        return f"{self.cancels:.0%} given up in {self.bursts} bursts, {self.forks:.0%} sampled {self.width} times"
+
+
+def survival_trace(asked: SurvivalSpec, spec: TrialSpec, window: Window | None, folder: Path) -> TraceSpec:
+    """The window and what warms it up, overlaid, as a trace file in `folder` that goes by its hash. SpecError."""
+    stored = superposed(load_trace(Path(spec.trace.path)), spec.trace.superpose)
+    stretch, start, end = window_of(stored, spec.trace.model_copy(update={"window": window}))
+    at = stored.arrival_ns - int(stored.arrival_ns[0])
+    part = stored.take(np.flatnonzero((at >= stretch) & (at < end)).astype(np.int64))
+    trace = _fitting(_laid(asked, part), spec.policy.max_model_len)
+    path = folder / f"{trace_hash(trace)[:16]}.parquet"
+    if not path.is_file():
+        save_trace(trace, path)
+    begin = max(0, start - int(at[at >= stretch][0]))
+    counted = Window.model_validate({"start": f"{begin}ns", "duration": f"{end - start}ns"})
+    return TraceSpec(path=str(path.resolve()), window=counted, warmup=begin, sessions=spec.trace.sessions)
+
+
+def _laid(asked: SurvivalSpec, part: Trace) -> Trace:
+    num = len(part)
+    bursts = min(asked.bursts, round(asked.cancels * num))
+    cancels = {"share": asked.cancels, "patience": f"{asked.patience}ns", "bursts": bursts} if bursts else None
+    forks = Forks(share=asked.forks, width=asked.width) if round(asked.forks * num) else None
+    if cancels is None and forks is None:
+        raise SpecError(f"survival: {num} requests are too few for {asked.words}; lengthen the window")
+    given_up = Cancels.model_validate(cancels) if cancels else None
+    return overlaid(part, Overlay(cancels=given_up, forks=forks), asked.seed)
+
+
+def _fitting(trace: Trace, max_model_len: int) -> Trace:
+    """Answers of forks cut to what the model may hold: their lengths were drawn from prompts of all lengths."""
+    room = np.maximum(max_model_len - trace.num_prompt_tokens, 1)
+    forks = trace.starts == STARTS["fork"]
+    outputs = np.where(forks, np.minimum(trace.num_output_tokens, room), trace.num_output_tokens)
+    return replace(trace, num_output_tokens=outputs)
