@@ -109,10 +109,21 @@ def folded(summary: str, *parts: str) -> str:
     return f"<details><summary>{text(summary)}</summary>\n{''.join(parts)}\n</details>"
 
 
-def figures(drawn: Sequence[tuple[str, str]]) -> str:
-    """(svg, caption) side by side where there is room. The SVG is our own and goes in as it is."""
-    cells = "\n".join(f"<figure>{svg}<figcaption>{text(words)}</figcaption></figure>" for svg, words in drawn)
+def figures(drawn: Sequence[tuple[str, str]], live: Sequence[str] = ()) -> str:
+    """(svg, caption) side by side where there is room. The SVG is our own and goes in as it is.
+
+    live: for each, the key under which the page's script has a plot to put in front of it, or nothing.
+    """
+    marks = [f' data-live="{text(key)}"' if key else "" for key in live] or [""] * len(drawn)
+    cells = "\n".join(
+        f"<figure{mark}>{svg}<figcaption>{text(words)}</figcaption></figure>"
+        for mark, (svg, words) in zip(marks, drawn, strict=True)
+    )
     return f'<div class="plots">{cells}</div>' if drawn else ""
+
+
+def option(value: str, words: str, selected: bool) -> str:
+    return f'<option value="{text(value)}"{" selected" if selected else ""}>{text(words)}</option>'
 
 
 def listing(content: str) -> str:

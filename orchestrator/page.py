@@ -11,15 +11,19 @@ from string import Template
 from orchestrator.folder import SweepFolder, write_text
 from orchestrator.markup import paragraph, section, text
 from orchestrator.page_answer import answer, knee, verdicts
+from orchestrator.page_compare import compare
 from orchestrator.page_gain import gain
 from orchestrator.page_identity import again, candidates, identity, surroundings
 from orchestrator.page_latency import latency
 from orchestrator.page_ledger import ledgers, tokens
 from orchestrator.page_pressure import churn, pressure
+from orchestrator.page_script import scripts
 from orchestrator.page_search import search
 from orchestrator.page_waste import breakdown, waste
+from orchestrator.plots_live import library_words
 from orchestrator.shown import Sweep, read_sweep
 
+_UNITS = "Block sizes in tokens; KiB, MiB and GiB in powers of 1024; times in milliseconds."
 _SECTIONS: tuple[tuple[str, str, Callable[[Sweep], str]], ...] = (
     ("answer", "Answer", answer),
     ("knee", "The knee", knee),
@@ -33,6 +37,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Sweep], str]], ...] = (
     ("churn", "Churn", churn),
     ("latency", "Latency beside occupancy", latency),
     ("search", "The search", search),
+    ("compare", "Compare two trials", compare),
     ("candidates", "Every candidate", candidates),
     ("hashes", "Hashes", identity),
     ("environment", "Environment", surroundings),
@@ -53,7 +58,8 @@ def write_report(folder: Path) -> Path:
         style=files.joinpath("page.css").read_text(encoding="utf-8"),
         nav=" ".join(f'<a href="#{key}">{text(heading)}</a>' for key, heading, _ in made),
         body="\n".join(section(key, heading, body) for key, heading, body in made),
-        footer=paragraph("Block sizes in tokens; KiB, MiB and GiB in powers of 1024; times in milliseconds."),
+        footer=paragraph(f"{_UNITS} {library_words()}."),
+        scripts=scripts(sweep),
     )
     write_text(sweep.folder.report_html, page)
     return sweep.folder.report_html

@@ -1,11 +1,15 @@
 """The report's answer: sentence, evidence and interval, the knee, the verdicts. The words are knee.json's."""
 
+from collections.abc import Sequence
+
 from orchestrator.markup import Cell, Value, badge, figures, folded, items, nothing, number, paragraph, table, text
 from orchestrator.plots_knee import knee_svg
 from orchestrator.shown import Sweep
 from orchestrator.shown_quantities import Quantity, knee_points, leaders, quantities
 from search_spaces.outcome import CandidateOutcome, Interval, Outcome
 from search_spaces.verdicts import UNITS
+
+_MOST_NAMED = 9
 
 
 def answer(sweep: Sweep) -> str:
@@ -48,10 +52,16 @@ def _intervals(outcome: Outcome) -> list[str]:
     if won.behind_best is not None and won.behind_best.mean > 0:
         lines.append(f"It is behind the best mean by {spelt(won.behind_best)}, which is within the tie.")
     if set(outcome.tied) - {won.label}:
-        lines.append(f"{len(outcome.tied)} are tied: {', '.join(outcome.tied)}. Judged so: {outcome.noise}.")
+        lines.append(f"{len(outcome.tied)} are tied: {_named(outcome.tied)}. Judged so: {outcome.noise}.")
     if outcome.smallest_effect is not None:
         lines.append(f"The smallest difference that this sweep could have seen is {outcome.smallest_effect:.1%}.")
     return lines
+
+
+def _named(labels: Sequence[str]) -> str:
+    """The first of many labels; the verdicts have all."""
+    left = len(labels) - _MOST_NAMED
+    return ", ".join(labels[:_MOST_NAMED]) + (f" and {left} more, see the verdicts" if left > 0 else "")
 
 
 def _nearest_miss(outcome: Outcome) -> str:
@@ -98,7 +108,9 @@ def knee(sweep: Sweep) -> str:
         "A line joins the best that was searched at each block size."
     )
     return (
-        figures(drawn) + paragraph(note, "note") + folded("Data", table("The knee in numbers", head, rows, marks))
+        figures(drawn, [f"knee{i}" for i in range(len(drawn))])
+        + paragraph(note, "note")
+        + folded("Data", table("The knee in numbers", head, rows, marks))
     )
 
 

@@ -11,7 +11,7 @@ from orchestrator.shown import Sweep
 from trials.fingerprint import environment
 from trials.result import TrialResult
 
-_METRICS: list[tuple[str, Callable[[TrialResult], float | None]]] = [
+METRICS: list[tuple[str, Callable[[TrialResult], float | None]]] = [
     ("qualified tokens/s", lambda r: r.metrics.qualified_output_throughput),
     ("TTFT p99, ms", lambda r: r.metrics.ttft_ms.p99),
     ("ITL p99, ms", lambda r: r.metrics.itl_ms.p99),
@@ -27,18 +27,15 @@ _METRICS: list[tuple[str, Callable[[TrialResult], float | None]]] = [
 
 
 def candidates(sweep: Sweep) -> str:
-    head = [
-        "candidate",
-        "repeats",
-        *(_heading(name, sweep) for name, _ in _METRICS),
-        "evidence",
-        "why not feasible",
-    ]
+    """Every candidate in numbers, and every trial with its state; why one is not feasible is with the verdicts."""
+    head = ["candidate", "repeats", *(_heading(name, sweep) for name, _ in METRICS)]
+    mixed = len({s.evidence for s in sweep.shown if s.results}) > 1
     rows: list[list[Value]] = []
     for s in sweep.shown:
         results = s.results
-        means: list[Value] = [_mean([read(r) for r in results]) for _, read in _METRICS]
-        rows.append([s.title, len(results), *means, Cell(s.evidence, "text"), Cell("; ".join(s.why_not), "text")])
+        means: list[Value] = [_mean([read(r) for r in results]) for _, read in METRICS]
+        rows.append([s.title, len(results), *means, *([Cell(s.evidence, "text")] if mixed else [])])
+    head += ["evidence"] if mixed else []
     marks = [s.role == "chosen" for s in sweep.shown]
     each = table("Every trial", ["trial", "candidate", "repeat", "state", "attempts", "reused from", "reason"],
                  [_trial_row(sweep, r) for r in sweep.records])  # fmt: skip
@@ -46,7 +43,8 @@ def candidates(sweep: Sweep) -> str:
         "Qualified tokens are those of requests that arrived inside the window, whenever they were delivered; "
         "output tokens are those delivered inside it."
     )
-    return table("Means over repeats", head, rows, marks) + paragraph(note, "note") + folded("Every trial", each)
+    caption = "Means over repeats" if mixed else f"Means over repeats; {sweep.evidence}"
+    return table(caption, head, rows, marks) + paragraph(note, "note") + folded("Every trial", each)
 
 
 def _heading(name: str, sweep: Sweep) -> str:

@@ -30,9 +30,9 @@ def latency(sweep: Sweep) -> str:
     drawn = [
         (curves_svg(_curves(full[:_DRAWN]), f"Gap by occupancy ({evidence})", "slots allocated, %",
                     "gap-occupancy"),
-         "Gap between two tokens of a request against how full the pool was."),
+         "Gap between two tokens of a request against how full the pool was: median, and p99 dashed."),
         (curves_svg(_curves(deep[:_DRAWN]), f"Gap by table depth ({evidence})", "blocks of a decoding request",
-                    "gap-depth"), "The same gap against the length of block tables."),
+                    "gap-depth"), "The same gap against the length of block tables: median, and p99 dashed."),
         *((occupancy_svg(b, f.title, evidence, f"steps-{f.key}"), f"Step time ({evidence}) beside occupancy.")
           for f, b in list(binned(sweep))[:_OVER_TIME]),
     ]  # fmt: skip

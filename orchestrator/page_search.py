@@ -1,5 +1,6 @@
 """The report's search: what was tried in which order, which parameters mattered, and value against waste."""
 
+from dataclasses import dataclass
 from statistics import fmean
 
 from orchestrator.importance import importances
@@ -15,7 +16,22 @@ def search(sweep: Sweep) -> str:
     """History, importance, front: each with its table, or with the reason why it is empty."""
     if not any(s.results for s in sweep.shown):
         return nothing("No trial has ended with a result yet.")
-    return _history(sweep) + _importance(sweep) + _front(sweep)
+    parts = [_history(sweep), _importance(sweep), _front(sweep)]
+    drawn = [(p.svg, p.caption) for p in parts if p.svg]
+    notes = "".join(paragraph(p.note, "note") if p.svg else nothing(p.note) for p in parts if p.note)
+    live = [p.live for p in parts if p.svg]
+    return figures(drawn, live) + notes + folded("Data", *(p.data for p in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One figure with its table and a note; no `svg`: the note says why there is none. `live`: its key, or none."""
+
+    data: str = ""
+    note: str = ""
+    svg: str = ""
+    caption: str = ""
+    live: str = ""
 
 
 def history_cloud(sweep: Sweep) -> Cloud:
@@ -45,17 +61,16 @@ def _searched(sweep: Sweep, read: Read) -> list[tuple[int, Shown, float]]:
     return sorted(found, key=lambda f: f[0])
 
 
-def _history(sweep: Sweep) -> str:
+def _history(sweep: Sweep) -> _Part:
     cloud = history_cloud(sweep)
     best = dict(cloud.line)
     rows: list[list[Value]] = [[p.label, p.y, p.filled, best.get(p.x)] for p in cloud.points]
     data = table("Search history", ["trial", cloud.y_name, "feasible", "best so far"], rows)
-    return figures([(cloud_svg(cloud, "history"), "Every searched trial; hollow ones are not feasible.")]) + folded(
-        "Data", data
-    )
+    caption = "Every searched trial; hollow ones are not feasible."
+    return _Part(data, svg=cloud_svg(cloud, "history"), caption=caption, live="history")
 
 
-def _importance(sweep: Sweep) -> str:
+def _importance(sweep: Sweep) -> _Part:
     read = objective_of(sweep).read
     policies, values = [], []
     for s in sweep.shown:
@@ -66,7 +81,7 @@ def _importance(sweep: Sweep) -> str:
     each = importances(policies, values)
     if len(each) < 2:
         only = f"only {each[0].parameter} moved" if each else "no parameter took two values"
-        return nothing(f"Parameter importance: {only}, so there is nothing to compare it with.")
+        return _Part(note=f"Parameter importance: {only}, so there is nothing to compare it with.")
     bars = Bars(
         f"Importance of parameters, {len(values)} candidates", "% of the variance that the values of one explain",
         tuple(e.parameter for e in each), (Part("share", "blue", tuple(100 * (e.share or 0.0) for e in each)),),
@@ -76,14 +91,12 @@ def _importance(sweep: Sweep) -> str:
         [e.parameter, "cannot be told" if e.share is None else f"{e.share:.1%}", e.levels, e.best] for e in each
     ]
     note = (
-        "Each by itself, corrected for how many values it has. What a sampler moved together shares what it "
-        "explains: a hint where to look, not an effect."
+        "Importance: each parameter by itself, corrected for how many values it has. What a sampler moved together "
+        "shares what it explains: a hint where to look, not an effect."
     )
     data = table("Parameter importance", ["parameter", "share of the variance", "values tried", "best value"], rows)
-    drawn = figures(
-        [(bars_svg(bars, "importance"), "How much of the objective's variance goes with each parameter.")]
-    )
-    return drawn + paragraph(note, "note") + folded("Data", data)
+    caption = "How much of the objective's variance goes with each parameter."
+    return _Part(data, note, bars_svg(bars, "importance"), caption)
 
 
 def front_cloud(sweep: Sweep) -> Cloud:
@@ -118,10 +131,10 @@ def _best(points: list[Point]) -> tuple[tuple[float, float], ...]:
     return tuple(line)
 
 
-def _front(sweep: Sweep) -> str:
+def _front(sweep: Sweep) -> _Part:
     cloud = front_cloud(sweep)
     on = set(cloud.line)
     rows: list[list[Value]] = [[p.label, p.x, p.y, p.filled, (p.x, p.y) in on] for p in cloud.points]
     head = ["candidate", cloud.x_name, cloud.y_name, "feasible", "on the front"]
     caption = f"Up and to the left is better; {number(len(on))} of {number(len(rows))} are on the front."
-    return figures([(cloud_svg(cloud, "front"), caption)]) + folded("Data", table("Pareto front", head, rows))
+    return _Part(table("Pareto front", head, rows), svg=cloud_svg(cloud, "front"), caption=caption, live="front")

@@ -73,7 +73,7 @@ def _draw(drawn: Any, bars: Bars) -> None:
     axes.set_xlim(0, float(left.max()) * 1.02)
     axes.grid(visible=False, axis="y")
     axes.locator_params(axis="x", nbins=5)
-    if len(bars.shown) > 1:
+    if len(bars.parts) > 1:
         drawn.legend(loc="outside lower center", ncols=2, handlelength=1.4, columnspacing=1.0)
 
 

@@ -113,12 +113,12 @@ def _draw_curves(drawn: Any, curves: Sequence[Curve], title: str, x_name: str) -
     for i, curve in enumerate(curves):
         marker = "osD^v"[i % 5]
         look = {"color": PALETTE[curve.colour], "lw": 1.2, "marker": marker, "ms": 4}
-        axes.plot(curve.x, curve.p99, ls="--", label=f"{_short(curve.name)} p99", **look)
-        axes.plot(curve.x, curve.p50, ls="-", label=f"{_short(curve.name)} p50", **look)
+        axes.plot(curve.x, curve.p99, ls="--", **look)
+        axes.plot(curve.x, curve.p50, ls="-", label=_short(curve.name), **look)
     top = np.nanmax([v for c in curves for v in (*c.p50, *c.p99)])
     axes.set_ylim(0, float(top) * 1.1 or 1.0)
-    legend_above(axes, 2)
+    legend_above(axes, 1)
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 26 else f"{name[:25]}…"
+    return name if len(name) <= 60 else f"{name[:59]}…"

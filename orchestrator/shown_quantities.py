@@ -101,12 +101,20 @@ def knee_points(shown: Sequence[Shown], quantity: Quantity, leads: frozenset[str
 
 
 def leaders(sweep: Sweep) -> frozenset[str]:
-    """The best searched candidate of each block size: feasible before infeasible, then by the objective."""
-    read = objective_of(sweep).read
-    best: dict[int, tuple[bool, float, str]] = {}
+    """The best searched candidate of each block size: feasible first, then by the objective to three digits.
+
+    Among equals the one that differs least from the chosen candidate, so that a line shows block size alone.
+    """
+    read, chosen = objective_of(sweep).read, _params(sweep.chosen)
+    best: dict[int, tuple[bool, float, int, str]] = {}
     for s in sweep.shown:
         values = [v for r in s.results if (v := read(r)) is not None]
         if s.in_space and values:
-            rank = (s.feasible, fmean(values), s.label)
+            alike = sum(chosen.get(name) == value for name, value in _params(s).items())
+            rank = (s.feasible, float(f"{fmean(values):.3g}"), alike, s.label)
             best[s.block_size] = max(best.get(s.block_size, rank), rank)
-    return frozenset(label for _, _, label in best.values())
+    return frozenset(label for *_, label in best.values())
+
+
+def _params(shown: Shown | None) -> dict[str, object]:
+    return dict(shown.records[0].params) if shown is not None and shown.records else {}

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("trials", "search_spaces", "orchestrator")
-HEAVY = {"ray", "optuna", "mlflow", "torch", "transformers", "vllm", "pandas", "matplotlib", "numba"}
+HEAVY = {"ray", "optuna", "mlflow", "torch", "transformers", "vllm", "pandas", "matplotlib", "bokeh", "numba"}
 HOMES = {
     "optuna": {"search_spaces/space.py", *(f"orchestrator/{room}.py" for room in ("study", "journal", "samplers"))},
     "ray": {f"orchestrator/ray_{room}.py" for room in ("slots", "crew", "places", "content", "session")},
@@ -19,6 +19,7 @@ HOMES = {
     },
     "pandas": {"orchestrator/frames.py", "orchestrator/frames_gaps.py"},
     "matplotlib": {"orchestrator/plots.py"},
+    "bokeh": {"orchestrator/plots_live.py"},
 }
 PURE = {"pydantic", "pydantic_core", "yaml", "numpy", "pyarrow"}
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "base", "manager"}
