@@ -130,6 +130,7 @@ def roofline(gpu: GPU, scale: Scale) -> StepTime:
     pair = 4 * heads / (gpu.bf16_tflops * 1e3 * gpu.attention_share)
     block = gpu.block_ns * model.num_layers if scale.block_term else 0.0
     tile = KV_TILE_TOKENS - 1 if scale.block_term else 0
+    by_part = _attention_by_part(gpu, model) if model.layers else None
 
     def step(shape: StepShape) -> tuple[int, int]:
         decodes, context, blocks, _, tokens, before, pairs, sampled = shape
@@ -138,12 +139,40 @@ def roofline(gpu: GPU, scale: Scale) -> StepTime:
         padded = blocks * size
         if padded > context + tile * decodes:
             padded = context + tile * decodes
-        attention = int(read * (padded + before) + block * blocks + pair * pairs)
+        if by_part is None:
+            attention = int(read * (padded + before) + block * blocks + pair * pairs)
+        else:
+            attention = int(by_part(shape, padded) + block * blocks)
         if work > upto or sampled > upto:
             return more_layers(work) + more_head(sampled) + attention, attention
         return layers[work] + head[sampled] + attention, attention
 
     return step
+
+
+def _attention_by_part(gpu: GPU, model: ModelSpec) -> Callable[[StepShape, int], float]:
+    """ns of attention where layers differ: (step, KV tokens that decodes read in a layer that keeps all) -> ns.
+
+    A windowed layer reads at most its window a sequence; the step tells sums only, so of sequences on both sides of
+    the window it is taken to read a little too much. A state is read and written whole, once a sequence.
+    """
+    parts = [
+        (model.part_bytes_per_token(part) / gpu.bytes_per_ns, part.window or 1 << 62,
+         4 * model.num_query_heads * (part.head_dim or model.head_dim) * part.num_layers
+         / (gpu.bf16_tflops * 1e3 * gpu.attention_share))
+        for part in model.parts if part.kind != "mamba"
+    ]  # fmt: skip
+    state = 2 * model.state_bytes / gpu.bytes_per_ns
+
+    def cost(shape: StepShape, read: int) -> float:
+        decodes, _, _, chunks, tokens, before, pairs, _ = shape
+        total = state * (decodes + chunks)
+        for size, window, pair in parts:
+            total += size * (min(read, window * decodes) + min(before, window * chunks))
+            total += pair * min(pairs, window * tokens)
+        return total
+
+    return cost
 
 
 def _numbers(form: str, arguments: str, least: int, most: int) -> list[float]:

@@ -168,8 +168,10 @@ def judge(outcome: Outcome, facts: EngineFacts, spec: TrialSpec, blank: TrialRes
 
 
 def warnings_of(done: Sized, spec: TrialSpec) -> tuple[str, ...]:
-    """What does not speak against the trial, but has to be known: step times beyond what their table measured."""
+    """What does not speak against the trial, but has to be known: step times beyond what their model covers."""
     step_time = spec.engine.step_time or ""
+    if step_time.startswith("roofline:") and (ranks := done.facts.ranks) > 1:
+        return (f"step times are one GPU's: what {ranks} ranks share out and exchange is not in them",)
     if not step_time.startswith("table:"):
         return ()
     table, decides = load_table(Path(step_time.removeprefix("table:"))), done.outcome.replays[done.outcome.decides]
