@@ -15,6 +15,7 @@ from fake_rooms import SWEEP, write_trace
 from typer.testing import CliRunner
 
 from orchestrator.cli import app
+from orchestrator.config import SWEEP_ONLY
 from orchestrator.folder import SweepFolder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,8 +49,7 @@ def sweep_file(tmp_path):
 
 @pytest.fixture
 def trial_file(tmp_path):
-    data = {k: v for k, v in yaml.safe_load(SWEEP).items()
-            if k not in ("name", "space", "repeats", "executor", "tracking")}  # fmt: skip
+    data = {k: v for k, v in yaml.safe_load(SWEEP).items() if k not in SWEEP_ONLY}
     write_trace(tmp_path / "t.parquet")
     (tmp_path / "trial.yaml").write_text(yaml.safe_dump(data))
     return tmp_path / "trial.yaml"
@@ -319,3 +319,14 @@ def test_a_killed_sweep_resumes_to_exactly_its_budget(sweep_file):
     driver.communicate(timeout=60)
     assert kvknee("resume", folder.path)[0] == 0
     check_finished(folder)
+
+
+def test_quiet_leaves_only_the_answer_and_errors(sweep_file, tmp_path):
+    few = ("--set", "repeats=1", "--set", "controls=[]", "--set", "space={vary: {policy.block_size: {one_of: [16]}}}")
+    code, out, err = kvknee("run", sweep_file, *few, "--quiet", "-o", tmp_path / "out")
+    assert code == 0, err
+    assert "outcome:" in out
+    assert err == ""
+    code, _, err = kvknee("run", sweep_file, "--quiet", "--set", "repeats=none")
+    assert code == 2
+    assert "repeats" in err

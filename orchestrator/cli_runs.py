@@ -1,0 +1,92 @@
+"""`kvknee run | resume | status | report`: a sweep, from its YAML to its answer."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli_errors import verb
+from orchestrator.cli_options import Address, Folder, Goodput, Json, Out, Quiet, Sets, hushed, say_json
+
+runs_app = typer.Typer(rich_markup_mode=None)
+
+
+@runs_app.command()
+def run(
+    sweep: Annotated[Path, typer.Argument(metavar="SWEEP.yaml")],
+    sets: Sets = None,
+    address: Address = None,
+    trials: Annotated[int | None, typer.Option("-n", "--trials", help="Budget; controls stand beside it.")] = None,
+    max_concurrent: Annotated[int | None, typer.Option(help="Trials at once.")] = None,
+    out: Out = None,
+    dry_run: Annotated[bool, typer.Option(help="Resolve and check everything, run nothing.")] = False,
+    goodput: Goodput = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run a sweep: trials, knee, recipe, report. Ctrl-C leaves a folder that `resume` continues.
+
+    Example: kvknee run block_size.yaml --set measure.load.rate_scale=2 -o runs/conv
+    """
+    with verb(as_json):
+        from orchestrator.cli_sweep import Overrides, dry, run_sweep
+        from orchestrator.opening import new_folder
+        from orchestrator.resolve import load_sweep
+
+        overrides = Overrides(address, trials, max_concurrent)
+        resolved = load_sweep(sweep, [*(sets or ()), *overrides.sets()], goodput)
+        if dry_run:
+            dry(resolved, as_json, say_json)
+            return
+        with hushed(quiet):
+            code = run_sweep(out or new_folder(resolved.config.name), resolved, as_json, say_json)
+        raise typer.Exit(code)
+
+
+@runs_app.command()
+def resume(folder: Folder, quiet: Quiet = False, as_json: Json = False) -> None:
+    """Continue a sweep that was interrupted, to exactly its budget.
+
+    Example: kvknee resume runs/conv
+    """
+    with verb(as_json):
+        from orchestrator.cli_sweep import run_sweep, stored
+
+        with hushed(quiet):
+            code = run_sweep(folder, stored(folder), as_json, say_json)
+        raise typer.Exit(code)
+
+
+@runs_app.command()
+def status(folder: Folder, as_json: Json = False) -> None:
+    """How far a sweep is: trials by state, best so far. Reads only.
+
+    Example: kvknee status runs/conv
+    """
+    with verb(as_json):
+        from orchestrator.cli_sweep import status_of, stored
+
+        found = status_of(folder, stored(folder))
+        if as_json:
+            say_json(found.document)
+        else:
+            for line in found.lines:
+                typer.echo(line)
+
+
+@runs_app.command()
+def report(
+    folder: Folder,
+    rebuild_tracking: Annotated[
+        bool, typer.Option("--rebuild-tracking", help="Make the MLflow store anew from the result files.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Judge a sweep's folder anew and write summary.csv, knee.json, recipe.yaml and report.html.
+
+    Example: kvknee report runs/conv
+    """
+    with verb(as_json):
+        from orchestrator.cli_sweep import report_on, stored
+
+        raise typer.Exit(report_on(folder, stored(folder), as_json, say_json, rebuild_tracking))
