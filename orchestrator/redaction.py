@@ -8,9 +8,9 @@ from trials.secret_names import URI_PASSWORD, looks_secret
 
 HIDDEN = "***"
 _SHORTEST = 6  # a shorter value would be found in half of all words
-_BEARER = re.compile(r"(?i)(\bbearer\s+)[\w.~+/=\-]{8,}")
+_BEARER = re.compile(r"(?i)(\bbearer\s+)[\w.~+/=\-]{8,4000}")
 _ASSIGNED = re.compile(
-    r"(?P<name>[A-Za-z][\w\-]*)(?P<sign>=|:\s*|['\"]:\s*)(?P<quote>['\"]?)(?P<value>[^\s'\"&,;}]+)"
+    r"(?P<name>(?<![\w\-])[A-Za-z][\w\-]{0,80})(?P<sign>=|:\s*|['\"]:\s*)(?P<quote>['\"]?)(?P<value>[^\s'\"&,;}]+)"
 )
 
 _NO_SECRET = re.compile(r"[\d.]+|true|false|null|None|True|False|\*+")

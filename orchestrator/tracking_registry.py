@@ -62,7 +62,7 @@ def crown(client: Any, run_id: str, name: str, recipe: Path, tags: dict[str, str
 def withdraw(client: Any, run_id: str, name: str) -> None:
     """A sweep that has no winner any more: the alias no longer points to its recipe."""
     for version in _versions_of(client, name, run_id):
-        if client.get_registered_model(name).aliases.get(ALIAS) == str(version.version):
+        if str(client.get_registered_model(name).aliases.get(ALIAS)) == str(version.version):
             client.delete_registered_model_alias(name, ALIAS)
 
 

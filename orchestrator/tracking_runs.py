@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 OVER = ("FINISHED", "FAILED", "KILLED")
@@ -39,24 +40,33 @@ def experiment_of(client: Any, name: str, artifacts: str | None) -> str:
     return str(found.experiment_id)
 
 
-def known_children(client: Any, experiment: str, parent: str) -> dict[tuple[str, str], tuple[str, str]]:
-    """(trial, attempt) -> (run id, status). A second run of the same attempt, of a lost answer, is deleted."""
-    found: dict[tuple[str, str], tuple[str, str]] = {}
+@dataclass(slots=True)
+class Child:
+    """A run of an attempt as it stands in the store."""
+
+    run_id: str
+    status: str = "RUNNING"
+    knows_trace: bool = False  # whether it says which dataset it replayed
+
+
+def known_children(client: Any, experiment: str, parent: str) -> dict[tuple[str, str], Child]:
+    """(trial, attempt) -> its run. A second run of the same attempt, of a lost answer, is deleted."""
+    found: dict[tuple[str, str], Child] = {}
     for run in children_of(client, experiment, parent):
         tags = run.data.tags
         known = tags.get("kvknee.trial", ""), tags.get("kvknee.attempt", "")
         before = found.get(known)
         if before is not None:
-            spare, kept = (run.info.run_id, before) if before[1] in OVER else (before[0], _head(run))
-            client.delete_run(spare)
+            spare, kept = (_child(run), before) if before.status in OVER else (before, _child(run))
+            client.delete_run(spare.run_id)
             found[known] = kept
         else:
-            found[known] = _head(run)
+            found[known] = _child(run)
     return found
 
 
-def _head(run: Any) -> tuple[str, str]:
-    return run.info.run_id, run.info.status
+def _child(run: Any) -> Child:
+    return Child(run.info.run_id, run.info.status, bool(run.inputs and run.inputs.dataset_inputs))
 
 
 def dataset_of(parent: Any) -> tuple[Any, str] | None:

@@ -29,7 +29,7 @@ from orchestrator.entries import (
 from orchestrator.origin import origin_tags
 from orchestrator.redaction import redacted
 from orchestrator.series import series_of
-from orchestrator.tracking_runs import OVER, connected, dataset_of, experiment_of, known_children
+from orchestrator.tracking_runs import OVER, Child, connected, dataset_of, experiment_of, known_children
 
 _PARAMS_A_BATCH, _METRICS_A_BATCH = 100, 900  # of at most 1,000 entities together
 _CHARS_A_BATCH = 400_000  # of params; a request holds at most a megabyte
@@ -65,7 +65,7 @@ class Sender:
         self._target, self._logged = target, logged
         self._client: Any = None
         self._experiment = self._parent = ""
-        self._children: dict[tuple[str, str], tuple[str, str]] = {}  # trial, attempt -> run id, status
+        self._children: dict[tuple[str, str], Child] = {}  # by trial and attempt
         self._sent_again: set[tuple[str, str]] = set()
         self._dataset: tuple[Any, str] | None = None  # the sweep's trace and its hash
         self._newest_sweep_entry = -1
@@ -104,23 +104,32 @@ class Sender:
     def _send_trial(self, entry: TrialEntry) -> None:
         tags = {key: redacted(value) for key, value in tags_of(entry).items()}
         known = tags["kvknee.trial"], tags["kvknee.attempt"]
-        run_id, status = self._children.get(known, ("", ""))
-        if status in OVER and not (self._target.again and known not in self._sent_again):
+        child = self._children.get(known)
+        if (
+            child is not None
+            and child.status in OVER
+            and not (self._target.again and known not in self._sent_again)
+        ):
             return  # the status is written last: all of it is there
-        if not run_id:
+        if child is None:
             name = f"trial {entry.number:04d}" + (f" attempt {entry.attempt}" if entry.attempt > 1 else "")
             tags |= {"mlflow.parentRunId": self._parent, **self._origin}
             made = self._client.create_run(self._experiment, entry.started_ms, tags, name)
-            run_id = made.info.run_id
-            self._children[known] = run_id, "RUNNING"
+            child = self._children[known] = Child(made.info.run_id)
+        run_id = child.run_id
         metrics = {} if entry.result is None else metrics_of(entry.result)
         self._log(run_id, params_of(entry.spec), [*_scalars(metrics, entry.ended_ms), *self._series(entry)])
         self._log_files(run_id, entry)
-        if self._dataset is not None:
-            content.use(self._client, run_id, *self._dataset)
+        self._say_trace(child)
         self._client.set_terminated(run_id, run_status(entry), entry.ended_ms)
-        self._children[known] = run_id, run_status(entry)
+        child.status = run_status(entry)
         self._sent_again.add(known)
+
+    def _say_trace(self, child: Child) -> None:
+        """Which dataset it replayed; not yet known where the sweep's own entry has to be sent again."""
+        if self._dataset is not None and not child.knows_trace:
+            content.use(self._client, child.run_id, *self._dataset)
+            child.knows_trace = True
 
     def _log(self, run_id: str, params: Mapping[str, str], metrics: Sequence[Any]) -> None:
         from mlflow.entities import Param
@@ -197,6 +206,8 @@ class Sender:
             elif one.kind == "trace":
                 self._dataset = content.dataset(one, self._parent), one.digest
                 content.use(self._client, self._parent, *self._dataset)
+                for child in self._children.values():
+                    self._say_trace(child)
         return missing
 
     def _keep_outcome(self, entry: SweepEntry, newest: bool) -> None:

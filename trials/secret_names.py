@@ -35,7 +35,9 @@ _VOCABULARY = {
     "min",
 }
 _LOCATORS = {"path", "file", "dir", "folder", "mode", "name", "id", "ids", "type"}
-URI_PASSWORD = re.compile(r"(?P<before>[a-zA-Z][\w+.\-]*://[^\s/:@'\"]*):(?P<password>[^\s/@'\"]+)@")
+URI_PASSWORD = re.compile(
+    r"(?P<before>(?<![\w+.\-])[a-zA-Z][\w+.\-]{0,40}://[^\s/:@'\"]{0,200}):(?P<password>[^\s/@'\"]+)@"
+)
 
 
 class NotSet(SpecError, OSError):
