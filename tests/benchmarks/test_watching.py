@@ -40,3 +40,33 @@ def test_switched_off_nothing_is_booked_and_decisions_are_the_same() -> None:
         assert all(step is not None and (step.ledger[0].payload_tokens > 0) is on for step in steps)
         tables.append(engine.audit().groups[0].tables)
     assert tables[0] == tables[1]
+
+
+def test_who_compares_its_books_with_the_pool_is_told_the_pool_where_nobody_keeps_them() -> None:
+    """What went wrong: engines came to ask the accounts themselves, and were told of none."""
+    accounts = watching.Asking(16, 40, 1)
+    accounts.ask = lambda: 7
+    accounts.claim(3, 0)
+    assert accounts.free_blocks + accounts.cached_blocks == 7
+    assert accounts.row().payload_tokens == 0
+
+
+def row_of(share: float, reach: float, pairs: int = 200) -> watching.Row:
+    low, high = (share - reach) * 1000, (share + reach) * 1000
+    return watching.Row(16, pairs, 1000 + share * 1000, 1000.0, share * 1000, low, high)
+
+
+@pytest.mark.parametrize(("first", "pairs", "over"), [
+    (row_of(0.012, 0.01), 800, False),  # open: measured again, and that answer counts
+    (row_of(0.03, 0.01), 200, True),  # decided
+    (row_of(0.002, 0.03), 200, False),  # under the limit is under the limit
+])  # fmt: skip
+def test_what_the_noise_leaves_open_is_measured_again_with_more_pairs(
+    first: watching.Row, pairs: int, over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        watching, "measure", lambda name, size, steps: first if steps == 200 else row_of(0.004, 0.005, steps)
+    )
+    row = watching.decided("torch_paged", 16, 200)
+    assert row.pairs == pairs
+    assert (row.share > watching.LIMIT) is over
