@@ -36,8 +36,11 @@ class Driver:
     """Runs one sweep in one folder. `run` may be called once. `stopped`: why it asked for no more, if it did so
     before the end."""
 
-    def __init__(self, sweep: Sweep, rooms: Rooms, stops: Sequence[Stop] = ()) -> None:
-        self._sweep, self._rooms, self._stops = sweep, rooms, stops
+    def __init__(
+        self, sweep: Sweep, rooms: Rooms, stops: Sequence[Stop] = (), ends: Sequence[Stop] = ()
+    ) -> None:
+        """`stops`: rules before each ask; `ends`: rules that end what runs, to be gone on with by resume."""
+        self._sweep, self._rooms, self._stops, self._ends = sweep, rooms, stops, ends
         self._slo = parse_slo(sweep.config.slo)
         self._study = SweepStudy(rooms.folder.journal, sweep)
         self._running = Running(sweep, rooms, facts_of(sweep))
@@ -62,7 +65,11 @@ class Driver:
             while True:
                 self._fill()
                 self._show()
-                if not self._running.cards:
+                if not self._running.cards and self.at_once:  # without a slot in service it waits for one
+                    return
+                if (why := first_reason(self._ends, self._standing())) is not None:
+                    self.stopped = why
+                    self._running.stop()
                     return
                 for event in self._rooms.executor.wait(_WAIT_S):
                     ended = self._running.hear(event)
@@ -93,10 +100,14 @@ class Driver:
     def _may_ask(self) -> bool:
         if self._known.num_waiting >= self.at_once:
             return False  # what they wait for runs; asking further ahead would be asking in ignorance
-        finished = sum(self._tally.states.values())
-        standing = Standing(self._rooms.now_s(), finished, len(self._running), sum(self._running.walls_s))
-        self.stopped = first_reason(self._stops, standing)
+        self.stopped = first_reason(self._stops, self._standing())
         return self.stopped is None
+
+    def _standing(self) -> Standing:
+        now_s, walls_s = self._rooms.now_s(), self._running.walls_s
+        mean_s = sum(walls_s) / len(walls_s) if walls_s else None
+        finished = sum(self._tally.states.values())
+        return Standing(now_s, finished, len(self._running), self._running.held_s(now_s), mean_s)
 
     def _begin(self, asked: Asked) -> None:
         if asked.note:
