@@ -322,7 +322,8 @@ def test_a_killed_sweep_resumes_to_exactly_its_budget(sweep_file):
 
 
 def test_quiet_leaves_only_the_answer_and_errors(sweep_file, tmp_path):
-    few = ("--set", "repeats=1", "--set", "controls=[]", "--set", "space={vary: {policy.block_size: {one_of: [16]}}}")
+    one = "space={vary: {policy.block_size: {one_of: [16]}}}"
+    few = ("--set", "repeats=1", "--set", "controls=[]", "--set", one)
     code, out, err = kvknee("run", sweep_file, *few, "--quiet", "-o", tmp_path / "out")
     assert code == 0, err
     assert "outcome:" in out
