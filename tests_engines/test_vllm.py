@@ -6,20 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from driving import Driver, expected_hits, is_empty, make_forks, make_requests, make_spec, serve, work_of
 
-from tests.contracts.engine_laws import (
-    Laboratory,
-    a_cold_start_forgets_and_a_warm_one_does_not,
-    a_replay_locked_to_steps_gives_the_same_ledger,
-    cancelling_gives_everything_back_at_once,
-    starting_while_something_lives_is_an_error,
-    what_can_never_fit_is_refused_and_the_rest_goes_on,
-)
+from tests.contracts.engine_laws import LAWS, Laboratory
 from trials.content import Content
 from trials.engine import Engine, EngineDied, Outcome, Refused
 from trials.engines import vllm
@@ -47,25 +39,10 @@ def opened(trace: Trace, block_size: int, num_blocks: int, **more: object) -> En
     return engine
 
 
-class LargeBlocks(Laboratory):
-    """The same requests in blocks that vLLM's CPU kernels take. Laws of a tight pool of small blocks are below."""
-
-    def spec(self, usable_blocks: int, **policy: Any) -> TrialSpec:
-        return super().spec(usable_blocks, **{**policy, "block_size": 32})
-
-
-LAWS = (
-    a_cold_start_forgets_and_a_warm_one_does_not,
-    a_replay_locked_to_steps_gives_the_same_ledger,
-    cancelling_gives_everything_back_at_once,
-    starting_while_something_lives_is_an_error,
-    what_can_never_fit_is_refused_and_the_rest_goes_on,
-)
-
-
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_engine_keeps_its_contract(law: Callable[[Laboratory], None]) -> None:
-    law(LargeBlocks("vllm", reserve=1))
+@pytest.mark.parametrize("block_size", SIZES)
+def test_engine_keeps_its_contract(block_size: int, law: Callable[[Laboratory], None]) -> None:
+    law(Laboratory("vllm", reserve=1, times=block_size // 4))
 
 
 @pytest.mark.parametrize("block_size", SIZES)

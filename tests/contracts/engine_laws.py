@@ -5,7 +5,7 @@ blocks that can be handed out; what an engine reserves comes on top, as it says 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,12 @@ from trials.content import Content
 from trials.engine import Engine, Outcome, Refused, Step, Work
 from trials.engines import engine_module
 from trials.load import Offer, offer
+from trials.ragged import Ragged
 from trials.recording import Replay
 from trials.recount import check_row
 from trials.replay import replay
 from trials.spec import Load, TraceSpec, TrialSpec, trial_spec
-from trials.trace import Trace
+from trials.trace import STARTS, Trace, with_links
 
 MODEL = {
     "num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 32, "hidden_size": 128,
@@ -31,21 +32,33 @@ POLICY = {"block_size": 4, "max_model_len": 96, "max_num_seqs": 16, "max_num_bat
 @dataclass(frozen=True)
 class Laboratory:
     """One engine by name. `reserve`: blocks that it takes out of what it is given; `extra`: parts of its spec;
-    `shape`: what differs from MODEL."""
+    `shape`: what differs from MODEL; `times`: how much longer everything is, in tokens."""
 
     name: str
     reserve: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
     shape: dict[str, Any] = field(default_factory=dict)
+    times: int = 1
+
+    def trace(self, prompts: list[int], outputs: list[int], ids: list[list[int]] | None = None) -> Trace:
+        """All at once; ids of 16 tokens."""
+        long = [[n * self.times for n in lengths] for lengths in (prompts, outputs)]
+        return build_trace(*long, ids=ids, tokens_per_id=16 * self.times)
 
     def spec(self, usable_blocks: int, **policy: Any) -> TrialSpec:
         return trial_spec(
             {
                 "engine": {"name": self.name, **self.extra}, "model": MODEL | self.shape,
-                "pool": {"blocks": usable_blocks + self.reserve}, "policy": {**POLICY, **policy},
+                "pool": {"blocks": usable_blocks + self.reserve}, "policy": {**self._policy(), **policy},
                 "trace": {"path": "/none.parquet"}, "slo": "ttft:p99<60s",
             }
         )  # fmt: skip
+
+    def _policy(self) -> dict[str, int]:
+        long = {
+            name: POLICY[name] * self.times for name in ("block_size", "max_model_len", "max_num_batched_tokens")
+        }
+        return POLICY | long
 
     def open(self, trace: Trace, usable_blocks: int, **policy: Any) -> Engine:
         spec = self.spec(usable_blocks, **policy)
@@ -57,7 +70,9 @@ class Laboratory:
 
 
 def work(trace: Trace, row: int) -> Work:
-    return Work(row, int(trace.num_prompt_tokens[row]), int(trace.num_output_tokens[row]))
+    parent, inherited = int(trace.parent[row]), int(trace.inherited_tokens[row])
+    prompt, output = int(trace.num_prompt_tokens[row]), int(trace.num_output_tokens[row])
+    return Work(row, prompt, output, parent=parent, inherited_tokens=inherited)
 
 
 class Driven:
@@ -68,6 +83,7 @@ class Driven:
         self.delivered: dict[int, int] = {}
         self.ended: dict[int, Outcome] = {}
         self.hits: dict[int, int] = {}
+        self.started: dict[int, int] = {}  # fork -> step, counted from 0
         self.preemptions = self.steps = 0
         self._flowing: set[int] = set()
         engine.start(cold=True)
@@ -85,6 +101,7 @@ class Driven:
         for row, hit in step.admitted:
             self.hits.setdefault(row, hit)
         self.preemptions += len(step.preempted)
+        self.started |= dict.fromkeys(step.started, self.steps - 1)
         assert not set(step.began) & self._flowing, "a row began that had not paused"
         assert set(step.paused) <= self._flowing, "a row paused that had not begun"
         self._flowing = (self._flowing | set(step.began)) - set(step.paused)
@@ -118,19 +135,24 @@ class Driven:
         return self
 
 
-def load_of(seed: int, count: int = 24) -> Trace:
-    """Requests of 1 to 60 prompt tokens, half of them with a beginning that others have too."""
+def load_of(seed: int, count: int = 24, times: int = 1) -> Trace:
+    """Requests of 1 to 60 prompt tokens, half of them with a beginning that others have too; or `times` as long,
+    less some tokens, so that they end anywhere in a block."""
     rng = np.random.default_rng(seed)
-    prompts = rng.integers(1, 60, count).tolist()
-    outputs = rng.integers(1, 30, count).tolist()
-    ids = [[0, 1, 2, 3][: -(-p // 16)] if k % 2 else [100 + k] * -(-p // 16) for k, p in enumerate(prompts)]
-    return build_trace(prompts, outputs, arrivals_ms=np.cumsum(rng.integers(0, 20, count)).tolist(), ids=ids)
+    prompts = (rng.integers(1, 60, count) * times).tolist()
+    outputs = (rng.integers(1, 30, count) * times).tolist()
+    at = np.cumsum(rng.integers(0, 20, count)).tolist()
+    if times > 1:
+        prompts, outputs = ([n - int(rng.integers(times)) for n in lengths] for lengths in (prompts, outputs))
+    per = 16 * times
+    ids = [[0, 1, 2, 3][: -(-p // per)] if k % 2 else [100 + k] * -(-p // per) for k, p in enumerate(prompts)]
+    return build_trace(prompts, outputs, arrivals_ms=at, ids=ids, tokens_per_id=per)
 
 
 # ---- laws
 def tokens_are_delivered_once(lab: Laboratory) -> None:
     """An overloaded pool: preempted requests repeat no token and lose none; every ledger row stands the audit."""
-    trace = load_of(1)
+    trace = load_of(1, times=lab.times)
     driven = Driven(lab.open(trace, 30), trace)
     driven.add(*range(len(trace)))
     driven.drain()
@@ -142,7 +164,7 @@ def tokens_are_delivered_once(lab: Laboratory) -> None:
 
 def cancelling_gives_everything_back_at_once(lab: Laboratory) -> None:
     """Queued, in its prefill, while it decodes; a second time, after the end, and of a row never seen: False."""
-    trace = build_trace([60, 60, 8, 8], [20, 20, 20, 1])
+    trace = lab.trace([60, 60, 8, 8], [20, 20, 20, 1])
     driven = Driven(lab.open(trace, 64, max_num_seqs=2), trace)
     driven.add(0, 1, 2)
     driven.step()
@@ -165,28 +187,28 @@ def cancelling_gives_everything_back_at_once(lab: Laboratory) -> None:
 
 
 def what_can_never_fit_is_refused_and_the_rest_goes_on(lab: Laboratory) -> None:
-    trace = build_trace([90, 20, 96], [6, 5, 1])
+    trace = lab.trace([90, 20, 96], [6, 5, 1])
     driven = Driven(lab.open(trace, 30), trace)
-    assert driven.engine.add(work(trace, 0)) is None, "96 tokens are exactly max_model_len"
+    assert driven.engine.add(work(trace, 0)) is None, "as many tokens as max_model_len, and no more"
     reason = driven.engine.add(work(trace, 2))
     assert reason is not None
-    assert "97" in reason
-    assert "96" in reason
+    assert str(97 * lab.times) in reason
+    assert str(96 * lab.times) in reason
     driven.add(1)
     driven.drain()
-    assert driven.delivered == {0: 6, 1: 5}
+    assert driven.delivered == {0: 6 * lab.times, 1: 5 * lab.times}
     driven.engine.close()
 
 
 def a_cold_start_forgets_and_a_warm_one_does_not(lab: Laboratory) -> None:
-    trace = build_trace([33, 33, 33, 33], [3] * 4, ids=[[1, 2, 3]] * 4)
+    trace = lab.trace([33, 33, 33, 33], [3] * 4, ids=[[1, 2, 3]] * 4)
     driven = Driven(lab.open(trace, 64), trace)
     driven.add(0)
     driven.drain()
     driven.engine.start(cold=False)
     driven.add(1)
     driven.drain()
-    assert driven.hits[1] == 32
+    assert driven.hits[1] == 32 * lab.times
     driven.engine.start(cold=True)
     row = driven.engine.ledger()[0]
     assert (row.cached_blocks, row.payload_tokens, row.logical_tokens) == (0, 0, 0)
@@ -198,7 +220,7 @@ def a_cold_start_forgets_and_a_warm_one_does_not(lab: Laboratory) -> None:
 
 
 def starting_while_something_lives_is_an_error(lab: Laboratory) -> None:
-    trace = build_trace([10], [5])
+    trace = lab.trace([10], [5])
     driven = Driven(lab.open(trace, 30), trace)
     driven.add(0)
     for _ in range(2):
@@ -214,24 +236,55 @@ def starting_while_something_lives_is_an_error(lab: Laboratory) -> None:
     driven.engine.close()
 
 
-def facts_are_what_was_asked_or_say_otherwise(lab: Laboratory) -> None:
-    asked = {
-        "block_size": 8, "prefix_caching": False, "watermark": 0.1, "reserve_prompt": False, "max_model_len": 80,
-        "max_num_seqs": 7, "max_num_batched_tokens": 24, "long_prefill_token_threshold": 5,
+def a_fork_starts_when_its_parent_holds_what_it_inherits(lab: Laboratory) -> None:
+    """A prompt of 40 in steps of 32, then decodes; forks at 40 and at 50, and one at 55 that is given up before."""
+    times = lab.times
+    trace = _forks(lab.trace([40, 48, 58, 63], [20, 4, 4, 4]), [40 * times, 50 * times, 55 * times])
+    driven = Driven(lab.open(trace, 64), trace)
+    driven.add(*range(4))
+    driven.step()
+    assert driven.cancel(3), "it has not started"
+    assert not driven.cancel(3)
+    driven.drain()
+    assert driven.started == {1: 1, 2: 1 + 10 * times}
+    size = driven.engine.facts.groups[0].block_size
+    assert driven.hits == {0: 0, 1: 40 * times, 2: 50 * times // size * size}
+    assert driven.delivered == {0: 20 * times, 1: 4 * times, 2: 4 * times}
+    driven.engine.close()
+
+
+def _forks(trace: Trace, inherited: list[int]) -> Trace:
+    """The rows behind the first as forks of it that inherit so many tokens."""
+    n = len(trace)
+    columns = {
+        "parent": np.array([-1, *[0] * (n - 1)]), "inherited_tokens": np.array([0, *inherited]),
+        "starts": np.array([STARTS["arrival"], *[STARTS["fork"]] * (n - 1)]),
     }  # fmt: skip
-    engine = lab.open(build_trace([10], [5]), 40, **asked)
+    return with_links(replace(trace, **columns), Ragged.empty(n))
+
+
+def facts_are_what_was_asked_or_say_otherwise(lab: Laboratory) -> None:
+    times, size = lab.times, 8 * lab.times
+    asked = {
+        "block_size": size, "prefix_caching": False, "watermark": 0.1, "reserve_prompt": False,
+        "max_model_len": 80 * times, "max_num_seqs": 7, "max_num_batched_tokens": 24 * times,
+        "long_prefill_token_threshold": 5 * times,
+    }  # fmt: skip
+    engine = lab.open(lab.trace([10], [5]), 40, **asked)
     facts = engine.facts
     assert facts.name == lab.name
     knobs = dict(facts.effective)
     asked = {name: value for name, value in asked.items() if name not in facts.not_applicable}
     assert {name: knobs[name] for name in asked} == {name: str(value) for name, value in asked.items()}
+    assert "outputs" in knobs or "outputs" in facts.not_applicable
     (geometry,) = facts.groups
-    assert (geometry.block_size, geometry.num_blocks, geometry.reserve_blocks) == (8, 40 + lab.reserve, lab.reserve)
+    num_blocks = (geometry.num_blocks, geometry.reserve_blocks)
+    assert (geometry.block_size, *num_blocks) == (size, 40 + lab.reserve, lab.reserve)
     assert geometry.bytes_per_token == lab.spec(40).model.kv_bytes_per_token
     assert geometry.remainder_bytes == 0
     assert geometry.reuse_quantum_tokens == 0, "nothing is reused without prefix caching"
     assert len(engine.audit().groups[0].reserve) == lab.reserve
-    assert facts.max_model_len == 80
+    assert facts.max_model_len == 80 * times
     assert len(facts.engine_hash) == 64
     engine.close()
     engine.close()
@@ -243,7 +296,7 @@ def _offer(trace: Trace) -> Offer:
 
 def a_replay_locked_to_steps_gives_the_same_ledger(lab: Laboratory) -> None:
     """By clock, then by the recorded steps: every account of every step and every token's step are equal."""
-    trace = load_of(2)
+    trace = load_of(2, times=lab.times)
     engine = lab.open(trace, 30)
     first = replay(engine, trace, _offer(trace))
     again = replay(engine, trace, _offer(trace).locked(first.requests.met_step, first.requests.cancel_step))
@@ -267,6 +320,7 @@ LAWS: tuple[Callable[[Laboratory], None], ...] = (
     what_can_never_fit_is_refused_and_the_rest_goes_on,
     a_cold_start_forgets_and_a_warm_one_does_not,
     starting_while_something_lives_is_an_error,
+    a_fork_starts_when_its_parent_holds_what_it_inherits,
     facts_are_what_was_asked_or_say_otherwise,
     a_replay_locked_to_steps_gives_the_same_ledger,
 )

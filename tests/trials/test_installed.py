@@ -1,9 +1,13 @@
 """What an installed engine is: one byte shows, the folder does not, and nothing is imported for it."""
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
+import pytest
+
+from trials.engines import installed
 from trials.engines.installed import installed_digests, installed_folder, model_digests
 from trials.model import PRESETS
 
@@ -38,12 +42,35 @@ def test_what_is_not_installed_is_absent() -> None:
     assert installed_digests("no_such_engine_at_all", ["*.py"]) == {"no_such_engine_at_all": "absent"}
 
 
-def test_a_models_folder_counts_by_config_and_weights_by_size(tmp_path: Path) -> None:
+def test_a_models_folder_counts_by_config_and_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"1234")
     (tmp_path / "notes.txt").write_text("x")
-    model = PRESETS["llama-3.1-8b"]
-    found = model_digests(model.model_copy(update={"path": str(tmp_path)}))
+    model = PRESETS["llama-3.1-8b"].model_copy(update={"path": str(tmp_path)})
+    found = model_digests(model)
     assert set(found) == {"config.json", "model.safetensors"}
-    assert found["model.safetensors"] == "4 bytes"
-    assert model_digests(model) == {}
+    (tmp_path / "model.safetensors").write_bytes(b"12345")
+    assert model_digests(model)["model.safetensors"] != found["model.safetensors"]
+    monkeypatch.setattr(installed, "_WHOLE_BYTES", 4)
+    assert model_digests(model)["model.safetensors"].endswith(" of the first MiB, 5 bytes")
+    assert model_digests(PRESETS["llama-3.1-8b"]) == {}
+
+
+def test_a_folder_that_is_not_here_is_absent_and_no_crash(tmp_path: Path) -> None:
+    model = PRESETS["llama-3.1-8b"].model_copy(update={"path": str(tmp_path / "elsewhere")})
+    assert model_digests(model) == {"folder": "absent"}
+
+
+def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
+    """Digests are kept within a process, by the file's size and time of change."""
+    one = digests_at(tmp_path / "a", "1")
+    path = tmp_path / "a" / NAME / "core" / "pool.py"
+    before = path.stat().st_mtime_ns
+    path.write_text("FREE = 2")
+    os.utime(path, ns=(before + 1, before + 1))
+    sys.path.insert(0, str(tmp_path / "a"))
+    importlib.invalidate_caches()
+    try:
+        assert installed_digests(NAME, ["core/*.py"])[f"{NAME}/core/pool.py"] != one[f"{NAME}/core/pool.py"]
+    finally:
+        sys.path.remove(str(tmp_path / "a"))
