@@ -98,7 +98,7 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     facts = EngineFacts(
         name="vllm_scheduler", engine_hash=engine_hash(identity(spec)), evidence="modelled", clock="virtual",
         groups=groups, ranks=spec.engine.tensor_parallel_size, effective=(),
-        not_applicable=(*_not_knobs(), "copied_bytes"),
+        not_applicable=(*_not_knobs(), "copied_bytes", "outputs"),
         max_model_len=core.vllm_config.model_config.max_model_len, shared_pool=len(groups) > 1,
     )  # fmt: skip
     size = groups[facts.token_group].block_size
