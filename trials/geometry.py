@@ -12,6 +12,7 @@ Pure arithmetic.
 from collections.abc import Sequence
 
 from trials.engine import PoolGeometry
+from trials.model import DTYPE_BYTES
 from trials.spec import TrialSpec
 
 SHAPELESS = ("simulator", "vllm_scheduler", "vllm")  # engines that take KV of other shapes than K and V by head
@@ -52,13 +53,26 @@ def block_table_bytes(spec: TrialSpec, groups: Sequence[PoolGeometry] = (), rank
     return spec.policy.max_num_seqs * columns * TABLE_ENTRY_BYTES * ranks
 
 
-def pool_budget(spec: TrialSpec, workspace_bytes: int = 0, tables_bytes: int | None = None) -> int | None:
-    """Bytes that the pool may have, over all ranks; None where the spec counts blocks. May be negative."""
+def workspace_bytes_of(spec: TrialSpec) -> int:
+    """What the largest step has beside weights and pool, as far as shapes tell: activations of a layer for every
+    token of the budget, and float32 logits for every sequence. For engines whose time is modelled too."""
+    model, width = spec.model, DTYPE_BYTES[spec.model.dtype]
+    heads = (model.num_query_heads + 2 * model.num_kv_heads) * model.head_dim
+    token = (2 * model.hidden_size + heads + 2 * model.intermediate_size) * width
+    return spec.policy.max_num_batched_tokens * token + spec.policy.max_num_seqs * model.vocab_size * 4
+
+
+def pool_budget(
+    spec: TrialSpec, workspace_bytes: int | None = None, tables_bytes: int | None = None
+) -> int | None:
+    """Bytes that the pool may have, over all ranks; None where the spec counts blocks. May be negative.
+    `workspace_bytes` None: as shapes tell."""
     pool, tables = spec.pool, block_table_bytes(spec) if tables_bytes is None else tables_bytes
     if pool.bytes is not None:
         return pool.bytes - (tables if pool.tables_inside else 0)
     if pool.device_budget is not None:
-        return pool.device_budget - spec.model.weights_bytes - tables - workspace_bytes
+        workspace = workspace_bytes_of(spec) if workspace_bytes is None else workspace_bytes
+        return pool.device_budget - spec.model.weights_bytes - tables - workspace
     return None
 
 
@@ -80,7 +94,7 @@ def one_table_serves(spec: TrialSpec) -> str | None:
     return None
 
 
-def pool_geometry(spec: TrialSpec, workspace_bytes: int = 0) -> PoolGeometry | str:
+def pool_geometry(spec: TrialSpec, workspace_bytes: int | None = None) -> PoolGeometry | str:
     """The pool that the spec's budget buys, or why it buys none.
 
     `bytes` is the pool (with `tables_inside`, pool plus block tables); `device_budget` also pays for weights,

@@ -22,6 +22,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from trials.applied import unapplied
+from trials.budget import open_within
 from trials.content import Content
 from trials.engine import Engine, EngineDied, EngineFacts, PoolGeometry, Refused
 from trials.engines import domain_of, engine_module
@@ -85,7 +86,8 @@ def run_trial(
         if spec.measure.sizes_pool:
             done = size_pool(lambda own: module.open(own, content), trace, spec, say)
         else:
-            done = _run(module.open(spec, content), trace, spec, Asked(locks, ownership_at_ns), attempt)
+            engine = open_within(spec, lambda own: module.open(own, content))
+            done = _run(engine, trace, spec, Asked(locks, ownership_at_ns), attempt)
         if isinstance(done, Refused):
             result = blank.model_copy(
                 update={"status": "refused", "reason": done.words, "ineligible_because": (done.words,)}

@@ -9,7 +9,7 @@ from trials.engine import DeviceBytes, Engine, EngineFacts, Refused, StepTime
 from trials.engines.identity import own_identity
 from trials.engines.own import PagedEngine, effective_knobs
 from trials.fingerprint import engine_hash
-from trials.geometry import block_table_bytes, pool_geometry
+from trials.geometry import block_table_bytes, pool_geometry, workspace_bytes_of
 from trials.plan import Plan
 from trials.roofline import step_time
 from trials.spec import TrialSpec
@@ -75,6 +75,7 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
         not_applicable=("outputs",), max_model_len=spec.policy.max_model_len,
     )  # fmt: skip
     device = DeviceBytes(
-        pool=geometry.pool_bytes, block_tables=block_table_bytes(spec), weights=spec.model.weights_bytes
+        pool=geometry.pool_bytes, block_tables=block_table_bytes(spec), weights=spec.model.weights_bytes,
+        workspace=workspace_bytes_of(spec) if spec.pool.device_budget is not None else 0,
     )
     return PagedEngine(facts, spec.policy, content, Modelled(time_of, device))
