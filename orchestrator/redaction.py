@@ -13,7 +13,7 @@ _ASSIGNED = re.compile(
     r"(?P<name>(?<![\w\-])[A-Za-z][\w\-]{0,80})(?P<sign>=|:\s*|['\"]:\s*)(?P<quote>['\"]?)(?P<value>[^\s'\"&,;}]+)"
 )
 
-_NO_SECRET = re.compile(r"[\d.]+|true|false|null|None|True|False|\*+")
+_NO_SECRET = re.compile(r"[\d.]+|true|false|null|None|True|False|\*+|~/\S*")
 
 
 def without_password(uri: str) -> str:
