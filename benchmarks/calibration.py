@@ -3,13 +3,15 @@
     python benchmarks/calibration.py [--json FILE|-] [--requests N] [--rounds N]
 
 torch_paged on one CPU thread, clock cpu: a model of 4 layers on a pool of 34 MiB. Its step times are measured on
-the region of one generated trace; another one, of other lengths and another seed, is then served at saturation (a
-closed load of all slots) twice at each block size, and predicted by the simulator with the table.
+the region of one generated trace; another one, of other lengths and another seed, is served at saturation (a closed
+load of all slots) twice at each block size, once before and once after the calibration, which sees neither, and
+predicted by the simulator with the table. So the spread of the two identical runs holds what the machine's speed did
+meanwhile, and their mean lies where the table was measured.
 
 Targets: mean TPOT and makespan within max(10 %, 1.5 x the spread of the two identical runs); the peak of blocks
 held equal to the block where the prediction is locked to the steps of the run. What was reached is printed in any
-case; exit 1 where a target is missed. A machine whose speed moves between calibration and run shows as an error
-here: read it beside the probe, which is the CPU time of a fixed mix of work before, between and after.
+case; exit 1 where a target is missed. Read the errors beside the probe, which is the CPU time of a fixed mix of work
+before, between and after.
 """
 
 import argparse
@@ -79,26 +81,38 @@ def spec(block_size: int, engine: dict) -> TrialSpec:
 REAL = {"name": "torch_paged", "clock": "cpu"}
 
 
-class Validation:
-    """Runs and predictions of one trace."""
+Run = tuple[Replay, dict[str, float]]
 
-    def __init__(self, table: Path, requests: int) -> None:
-        self.table: StepTable = load_table(table)
-        self.modelled = {"name": "simulator", "step_time": f"table:{table}"}
+
+class Validation:
+    """Runs and predictions of one trace that the calibration does not see."""
+
+    def __init__(self, requests: int) -> None:
         self.unseen = trace("unseen", requests, 99, 140, 80)
         self.content = Content(self.unseen)
         self.load = Load(concurrency=64)
+        self.engine_hashes: set[str] = set()  # of what was run
 
-    def run(self, block_size: int, engine: dict, lock: Replay | None = None) -> tuple[Replay, dict[str, float]]:
-        own = spec(block_size, engine)
-        opened: Engine | Refused = (torch_engine if engine is REAL else simulator).open(own, self.content)
+    def run(self, block_size: int) -> Run:
+        """On the real engine."""
+        own = spec(block_size, REAL)
+        opened = torch_engine.open(own, self.content)
         assert not isinstance(opened, Refused), opened
+        self.engine_hashes.add(opened.facts.engine_hash)
+        return self._served(opened, own)
+
+    def predicted(self, block_size: int, table: Path, lock: Replay | None = None) -> Run:
+        """By the simulator; locked to the steps of a run where one is given."""
+        own = spec(block_size, {"name": "simulator", "step_time": f"table:{table}"})
+        opened = simulator.open(own, self.content)
+        assert not isinstance(opened, Refused), opened
+        return self._served(opened, own, lock)
+
+    def _served(self, opened: Engine, own: TrialSpec, lock: Replay | None = None) -> Run:
         asked = offer(self.unseen, own.trace, self.load, "cold")
         if lock is not None:
             met = lock.requests
             asked = asked.locked(met.met_step, met.cancel_step, met.arrival_ns)
-        if engine is REAL:
-            require_engine(self.table, opened.facts.engine_hash)
         recorded = replay(opened, self.unseen, asked)
         result = measure(recorded, opened.facts, parse_slo(own.slo), self.unseen)
         opened.close()
@@ -114,19 +128,20 @@ def _peak(recorded: Replay, num_blocks: int) -> int:
     return num_blocks - int(idle.min())
 
 
-def compare(validation: Validation) -> tuple[list[Row], list[str], dict[int, tuple[float, float]]]:
+def compare(
+    validation: Validation, path: Path, before: dict[int, Run], after: dict[int, Run]
+) -> tuple[list[Row], list[str], dict[int, tuple[float, float]]]:
     """(rows, words where the table was left, peak blocks of run and locked prediction)."""
-    runs: dict[int, list[tuple[Replay, dict[str, float]]]] = {size: [] for size in BLOCK_SIZES}
-    for _ in range(2):
-        for size in BLOCK_SIZES:
-            runs[size].append(validation.run(size, REAL))
+    table: StepTable = load_table(path)
+    for engine_hash in validation.engine_hashes:
+        require_engine(table, engine_hash)
     rows, left, peaks = [], [], {}
     for size in BLOCK_SIZES:
-        (first, one), (_, other) = runs[size]
-        free, predicted = validation.run(size, validation.modelled)
-        _, locked = validation.run(size, validation.modelled, lock=first)
+        (first, one), (_, other) = before[size], after[size]
+        free, predicted = validation.predicted(size, path)
+        _, locked = validation.predicted(size, path, lock=first)
         peaks[size] = one["peak_blocks"], locked["peak_blocks"]
-        if words := outside(validation.table, free.steps, size):
+        if words := outside(table, free.steps, size):
             left.append(f"block {size}: {words}")
         for name in ("tpot_ms", "makespan_s"):
             mean = (one[name] + other[name]) / 2
@@ -146,14 +161,16 @@ def main() -> int:
     torch_engine.prepare(spec(16, REAL))
     from trials.engines.kernels.speed import probe_speed
 
-    before = probe_speed()
-    seen = trace("seen", 80, 3, 110, 60)
-    table = calibrate(spec(16, REAL), seen, BLOCK_SIZES, given.rounds)
-    middle = probe_speed()
+    validation, probes = Validation(given.requests), [probe_speed()]
+    before = {size: validation.run(size) for size in BLOCK_SIZES}
+    probes.append(probe_speed())
+    table = calibrate(spec(16, REAL), trace("seen", 80, 3, 110, 60), BLOCK_SIZES, given.rounds)
+    probes.append(probe_speed())
+    after = {size: validation.run(size) for size in BLOCK_SIZES}
+    probes.append(probe_speed())
     with tempfile.TemporaryDirectory() as folder:
         save_table(table, Path(folder) / "table.json")
-        rows, left, peaks = compare(Validation(Path(folder) / "table.json", given.requests))
-    probes = (before, middle, probe_speed())
+        rows, left, peaks = compare(validation, Path(folder) / "table.json", before, after)
     exact = all(run == locked for run, locked in peaks.values())
     where = sys.stderr if given.json == "-" else sys.stdout
     print_table(table, rows, left, peaks, probes, where)
@@ -176,7 +193,7 @@ def print_table(table, rows, left, peaks, probes, where) -> None:
     if held is not None:
         print(f"held-out steps: median {held.median:+.1%}, nine of ten within {held.p90_abs:.1%}, summed "
               f"{held.of_total:+.1%}; price of a block: {table.block_term.words}", file=where)  # fmt: skip
-    print(f"{'block':>6} {'':<11}{'run':>9}{'again':>9}{'predicted':>11}{'error':>8}{'allowed':>9}", file=where)
+    print(f"{'block':>6} {'':<11}{'before':>9}{'after':>9}{'predicted':>11}{'error':>8}{'allowed':>9}", file=where)
     for row in rows:
         numbers = f"{row.run:>9.3f}{row.again:>9.3f}{row.predicted:>11.3f}{row.error:>+8.1%}{row.allowed:>9.1%}"
         print(f"{row.block_size:>6} {row.name:<11}{numbers}  {'met' if row.met else 'MISSED'}", file=where)
@@ -185,7 +202,7 @@ def print_table(table, rows, left, peaks, probes, where) -> None:
         print(f"{size:>6} peak blocks {run:g} in the run, {locked:g} locked to its steps: {same}", file=where)
     for words in left:
         print(f"warning: {words}", file=where)
-    print("probe of the machine's speed, CPU s before, between and after: "
+    print("probe of the machine's speed, CPU s at the start, around the calibration, at the end: "
           + ", ".join(f"{p:.3f}" for p in probes), file=where)  # fmt: skip
 
 

@@ -172,16 +172,17 @@ def spec(**engine: Any):
     })  # fmt: skip
 
 
-@pytest.mark.parametrize(("engine", "words"), [
-    ({"args": {"kernl": "gather"}}, "no argument 'kernl'; did you mean 'kernel'"),
-    ({"args": {"kernel": "flashinfer"}}, "runs on cuda, not on cpu"),
-    ({"device": "cuda", "args": {"kernel": "gather"}}, "no CUDA device here"),
-    ({"device": "cuda"}, "no paged kernel for cuda"),
+@pytest.mark.parametrize(("engine", "gpu", "words"), [
+    ({"args": {"kernl": "gather"}}, False, "no argument 'kernl'; did you mean 'kernel'"),
+    ({"args": {"kernel": "flashinfer"}}, False, "runs on cuda, not on cpu"),
+    ({"device": "cuda"}, False, "no CUDA device here"),
+    ({"device": "cuda"}, True, "no paged kernel for cuda"),
+    ({"device": "cuda", "args": {"kernel": "torch_varlen"}}, True, "FlashAttention 3 for Hopper, 4 for Blackwell"),
 ])  # fmt: skip
 def test_what_this_machine_does_not_have_is_refused_in_words(
-    engine: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+    engine: dict[str, Any], gpu: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr("trials.engines.kernels.choice.importlib.util.find_spec", lambda module: None)
     found = torch_engine.open(spec(**engine), Content(make_trace([0], [4], [2])))
     assert isinstance(found, Refused)

@@ -57,14 +57,14 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     geometry = pool_geometry(spec)
     if isinstance(geometry, str):
         return Refused(geometry)
-    kernel, why = kernel_of(spec)
-    if why is not None:
-        return Refused(f"torch_paged: {why}")
     device, policy, vocab = spec.engine.device, spec.policy, spec.model.vocab_size
     if device == "cuda" and not cuda_there():
         return Refused(
             "torch_paged: torch sees no CUDA device here; use engine.device: cpu, or a machine with a GPU"
         )
+    kernel, why = kernel_of(spec)
+    if why is not None:
+        return Refused(f"torch_paged: {why}")
     if policy.layout == "virtual":
         return Refused(
             "torch_paged has no virtual memory to map pages in: layout virtual is geometry, for the simulator; "

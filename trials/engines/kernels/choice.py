@@ -48,7 +48,10 @@ KERNELS = {
 }  # fmt: skip
 DENSE = {"cpu": "dense", "cuda": "dense_varlen"}
 _UNASKED = {"cpu": ("walk",), "cuda": ("flashinfer", "torch_varlen")}
-_INSTALL = {"flashinfer": "pip install flashinfer-python", "torch_varlen": "pip install flash-attn-3"}
+_INSTALL = {
+    "flashinfer": "pip install flashinfer-python",
+    "torch_varlen": "FlashAttention 3 for Hopper, 4 for Blackwell",
+}
 
 
 def installed(module: str) -> bool:
