@@ -119,4 +119,9 @@ def geometries(core: EngineCore, spec: TrialSpec) -> tuple[PoolGeometry, ...]:
 def knobs_of(core: EngineCore, spec: TrialSpec, block_size: int) -> dict[str, str]:
     """Every knob of the candidate, as vLLM's resolved configuration says it; `block_size` as the pool has it."""
     knobs = policy_knobs(core.vllm_config, block_size, spec.policy.layout)
-    return {**knobs, "tensor_parallel_size": str(core.vllm_config.parallel_config.tensor_parallel_size)}
+    if not is_plain(spec):
+        knobs["tensor_parallel_size"] = str(core.vllm_config.parallel_config.tensor_parallel_size)
+        knobs["prefix_cache_retention_interval"] = str(
+            core.vllm_config.cache_config.prefix_cache_retention_interval
+        )
+    return knobs

@@ -1,0 +1,474 @@
+"""KV of different shapes on vLLM's own managers: accounts a group, one pool, one ledger a rank, at every step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trials.engines.stand_in as stand_in
+from tests.builders import build_trace
+from tests.contracts.engine_laws import MODEL, load_of, work
+from trials.content import Content
+from trials.engine import Engine, Refused, Step, Work
+from trials.engines import vllm_scheduler
+from trials.engines.stand_in_ranks import Rank
+from trials.ledger import ACCOUNTS, account_bytes, unbalanced_rows
+from trials.model import PRESETS
+from trials.recording import LEDGER_COLUMNS
+from trials.recount import check_rows
+from trials.result import TrialResult, load_result
+from trials.spec import TrialSpec, trial_spec
+from trials.trace import Trace, save_trace
+from trials.worker import run_trial
+
+STEP_TIME = "linear:4000,40,10"
+POLICY = {"block_size": 8, "max_model_len": 192, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+FULL = {"kind": "full", "num_layers": 2}
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "sliding": [{"kind": "sliding_window", "window": 24, "num_layers": 6}, FULL],
+    "sliding_alone": [{"kind": "sliding_window", "window": 24, "num_layers": 6}],
+    "sliding_padded": [{"kind": "sliding_window", "window": 24, "num_layers": 5}, FULL],
+    "wider_heads": [{"kind": "sliding_window", "window": 24, "num_layers": 4, "num_kv_heads": 4}, FULL],
+    "odd_heads": [
+        {"kind": "sliding_window", "window": 24, "num_layers": 4, "num_kv_heads": 3, "head_dim": 16},
+        FULL,
+    ],
+    "chunked": [{"kind": "chunked_local", "window": 32, "num_layers": 6}, FULL],
+    "latent": [{"kind": "mla", "latent_dim": 80, "num_layers": 4}],
+    "states": [{"kind": "mamba", "state_bytes": 9000, "num_layers": 5}, FULL],
+}
+DENSE = {"prefix_cache_retention_interval": None}  # windows and states are kept at every block, as KV is
+SEVERAL = [name for name in SHAPES if name not in ("sliding_alone", "latent")]
+
+
+def spec_of(shape: str | list[dict[str, Any]], blocks: int = 120, ranks: int = 1, **policy: Any) -> TrialSpec:
+    shape = SHAPES[shape] if isinstance(shape, str) else shape
+    plain = {name: value for name, value in MODEL.items() if name != "num_layers"}
+    return trial_spec({
+        "engine": {"name": "vllm_scheduler", "step_time": STEP_TIME, "tensor_parallel_size": ranks,
+                   "args": policy.pop("args", {})},
+        "model": {**plain, "layers": shape}, "pool": policy.pop("pool", {"blocks": blocks}),
+        "policy": POLICY | policy,
+        "trace": {"path": "/none.parquet"}, "slo": "ttft:p99<60s", "phases": ["cold"],
+    })  # fmt: skip
+
+
+class Watched:
+    """Steps an engine; after every step all groups and ranks are recounted and the pool adds up to the byte."""
+
+    def __init__(self, spec: TrialSpec, trace: Trace) -> None:
+        vllm_scheduler.prepare(spec)
+        opened = vllm_scheduler.open(spec, Content(trace))
+        assert not isinstance(opened, Refused), opened.words
+        self.engine: Engine = opened
+        self.trace, self.steps = trace, 0
+        self.rows: list[tuple[int, ...]] = []
+        self.hits: list[int] = []
+        self.delivered: dict[int, int] = {}
+        self.preempted = 0
+        self._flowing: set[int] = set()
+        self.engine.start(cold=True)
+
+    def add(self, *rows: int) -> "Watched":
+        for row in rows:
+            assert self.engine.add(work(self.trace, row)) is None
+        return self
+
+    def step(self) -> Step | None:
+        step = self.engine.step()
+        if step is None:
+            return None
+        self.steps += 1
+        assert self.steps < 5000, "no end"
+        self.rows += [tuple(row) for row in step.ledger]
+        self.hits += [hit for _, hit in step.admitted]
+        self.preempted += len(step.preempted)
+        self._flowing = (self._flowing | set(step.began)) - set(step.paused)
+        for row in self._flowing:
+            self.delivered[row] = self.delivered.get(row, 0) + 1
+        self._flowing -= {row for row, _ in step.ended}
+        assert check_rows(self.engine.ledger(), self.engine.audit().groups, self.engine.facts) == []
+        return step
+
+    def drain(self) -> "Watched":
+        while self.step() is not None:
+            pass
+        return self
+
+    def accounts(self) -> dict[str, np.ndarray]:
+        facts = self.engine.facts
+        columns = {name: np.array([r[i] for r in self.rows], np.int64) for i, name in enumerate(LEDGER_COLUMNS)}
+        return account_bytes(columns, facts.groups, facts.ranks, facts.shared_pool)
+
+    def adds_up(self) -> None:
+        accounts = self.accounts()
+        assert not len(unbalanced_rows(accounts))
+        assert (np.sum([accounts[name] for name in ACCOUNTS], axis=0) == self.engine.facts.pool_bytes).all()
+        assert all((accounts[name] >= 0).all() for name in ACCOUNTS)
+
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "plain": {}, "uncached": {"prefix_caching": False}, "small_steps": {"max_num_batched_tokens": 20},
+    "priority": {"queue": "priority", "watermark": 0.1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [(shape, "plain") for shape in SHAPES]
+    + [(shape, name) for shape in ("sliding", "wider_heads", "states") for name in POLICIES if name != "plain"],
+)
+def test_accounts_of_all_groups_are_the_pool_and_the_recount_at_every_step(shape: str, name: str) -> None:
+    trace, policy = load_of(7), POLICIES[name]
+    watched = Watched(spec_of(shape, blocks=70, **policy), trace).add(*range(len(trace))).drain()
+    watched.adds_up()
+    assert watched.delivered == dict(enumerate(trace.num_output_tokens.tolist()))
+    quantum = watched.engine.facts.reuse_quantum_tokens
+    if policy.get("prefix_caching") is False:
+        assert (quantum, sum(watched.hits)) == (0, 0)
+    else:
+        assert [hit for hit in watched.hits if hit % quantum] == [], "hits are multiples of the quantum"
+        assert sum(watched.hits) > 0
+    watched.engine.close()
+
+
+def test_a_tight_pool_preempts_and_still_adds_up() -> None:
+    trace = load_of(9)
+    watched = Watched(spec_of("sliding", blocks=66), trace).add(*range(len(trace))).drain()
+    assert watched.preempted > 0
+    watched.adds_up()
+    assert watched.delivered == dict(enumerate(trace.num_output_tokens.tolist()))
+    watched.engine.close()
+
+
+def test_a_window_holds_no_more_than_its_blocks_however_long_the_sequence() -> None:
+    """170 tokens, a window of 24 in blocks of 8: the group that keeps all grows to 22 blocks, others stay at 4."""
+    trace = build_trace([10], [160])
+    watched = Watched(spec_of("sliding"), trace).add(0)
+    most = [0] * 4
+    while (step := watched.step()) is not None:
+        held = [row.payload_tokens + row.tail_slack_tokens for row in step.ledger]
+        most = [max(a, b // 8) for a, b in zip(most, held, strict=True)]
+        if step.ledger[3].payload_tokens > 60:
+            assert all(17 <= row.payload_tokens <= 32 for row in step.ledger[:3]), "the window, and its first block"
+    assert most == [4, 4, 4, 22]
+    watched.engine.close()
+
+
+def test_what_left_the_window_can_be_handed_out_again_at_once() -> None:
+    """Blocks that slid out are free or cached in the row of the step in which they left."""
+    trace = build_trace([100], [40])
+    watched = Watched(spec_of("sliding_alone", prefix_caching=False), trace).add(0)
+    free = []
+    while (step := watched.step()) is not None:
+        free.append(step.ledger[0].free_blocks)
+    assert free[0] == 119 - 8
+    assert min(free[3:]) >= 119 - 4, "a window of 24 and what it grows by never take more than 4 blocks"
+    watched.engine.close()
+
+
+def test_padding_is_an_account_of_its_own_and_follows_the_blocks_of_its_group() -> None:
+    """5 windowed layers in groups of 2: the third group has one, and leaves half of every block that it takes."""
+    trace = load_of(3)
+    watched = Watched(spec_of("sliding_padded"), trace)
+    facts = watched.engine.facts
+    assert [group.num_layers for group in facts.groups] == [2, 2, 1, 2]
+    assert [group.padding_bytes_per_block for group in facts.groups] == [0, 0, facts.groups[0].block_bytes // 2, 0]
+    watched.add(*range(len(trace))).drain()
+    padding = watched.accounts()["padding"]
+    rows = np.array(watched.rows)[2::4]
+    owned = (rows[:, 2] + rows[:, 3]) // 8 + rows[:, 5]
+    assert (padding == owned * facts.groups[0].block_bytes // 2).all()
+    assert padding.max() > 0
+    watched.engine.close()
+
+
+def test_a_block_is_made_as_large_as_a_state_and_that_is_what_is_credited() -> None:
+    """A state of 9000 bytes beside 512 bytes a token and layer: 8 tokens a block asked, 24 made."""
+    trace = load_of(3)
+    watched = Watched(spec_of("states"), trace)
+    facts = watched.engine.facts
+    assert {group.block_size for group in facts.groups} == {24}
+    assert dict(facts.effective)["block_size"] == "24"
+    assert facts.reuse_quantum_tokens == 24
+    assert [group.kind for group in facts.groups] == ["mamba", "mamba", "mamba", "full"]
+    states = facts.groups[0]
+    assert states.bytes_per_token == 2 * 9000
+    assert states.padding_bytes_per_block == facts.groups[3].block_bytes - 2 * 9000
+    watched.engine.close()
+
+
+def test_a_state_is_one_however_long_the_sequence_and_two_while_it_moves_on() -> None:
+    trace = build_trace([10], [160])
+    watched = Watched(spec_of("states"), trace).add(0)
+    held = []
+    while (step := watched.step()) is not None:
+        held.append(step.ledger[0].payload_tokens)
+        assert step.ledger[0].tail_slack_tokens == 0
+    assert set(held) == {1, 2}
+    assert held.count(1) > held.count(2)
+    watched.engine.close()
+
+
+def test_groups_with_other_block_sizes_share_only_what_is_a_multiple_for_all() -> None:
+    """Twice the heads in the windowed layers: a block of 8 there is one of 16 where heads are fewer."""
+    trace = build_trace([64, 64], [3, 3], ids=[[1, 2, 3, 4], [1, 2, 9, 9]])
+    watched = Watched(spec_of("wider_heads", args=DENSE), trace)
+    assert [group.block_size for group in watched.engine.facts.groups] == [8, 8, 16]
+    assert [group.reuse_quantum_tokens for group in watched.engine.facts.groups] == [8, 8, 16]
+    assert watched.engine.facts.reuse_quantum_tokens == 16
+    watched.add(0).drain()
+    watched.add(1).drain()
+    assert watched.hits == [0, 32]
+    watched.engine.close()
+
+
+def hits_of_siblings(shape: str, **more: Any) -> list[int]:
+    """60 tokens each, of which 40 are common, one after the other in an ample pool."""
+    trace = build_trace([60] * 3, [3] * 3, ids=[[1, 2, 3, 4, 5]] * 3, tokens_per_id=8)
+    watched = Watched(spec_of(shape, **more), trace)
+    for row in range(3):
+        watched.add(row).drain()
+    watched.engine.close()
+    return watched.hits
+
+
+@pytest.mark.parametrize(("shape", "hit"), [("sliding", 40), ("chunked", 40), ("latent", 40), ("states", 24)])
+def test_hits_are_what_the_content_tree_says_down_to_the_quantum(shape: str, hit: int) -> None:
+    """40 common tokens are 40 hits where the quantum is 8, and 24 where it is 24, once everything is kept.
+
+    A state is there to be kept only where a step ended, so that steps of 24 tokens are needed to find one at 24.
+    """
+    more: dict[str, Any] = {} if shape in ("chunked", "latent") else {"args": DENSE}
+    if shape == "states":
+        assert hits_of_siblings(shape, **more) == [0, 0, hit]
+        more["max_num_batched_tokens"] = 24
+    assert hits_of_siblings(shape, **more) == [0, hit, hit]
+
+
+@pytest.mark.parametrize(("shape", "hit"), [("sliding", 40), ("states", 24)])
+def test_by_vllms_default_a_prefix_is_kept_where_a_second_one_met_it(shape: str, hit: int) -> None:
+    """vLLM keeps windows and states at the end of a prompt only, and where two prompts were seen to part: the first
+    sibling finds nothing, the second what the first left there. The knob is told."""
+    assert hits_of_siblings(shape) == [0, 0, hit]
+    watched = Watched(spec_of(shape), load_of(3))
+    assert dict(watched.engine.facts.effective)["prefix_cache_retention_interval"] == "0"
+    watched.engine.close()
+
+
+def test_cancels_and_forks_leave_every_group_in_order() -> None:
+    trace = load_of(5)
+    for shape in SEVERAL:
+        watched = Watched(spec_of(shape), trace).add(*range(12))
+        for row in range(12):
+            watched.step()
+            if row % 3 == 0:
+                watched.engine.cancel(row)
+        watched.engine.add(Work(12, 30, 4, parent=11, inherited_tokens=8))
+        watched.drain()
+        watched.adds_up()
+        rows = watched.engine.ledger()
+        assert not any(row.payload_tokens or row.tail_slack_tokens or row.logical_tokens for row in rows)
+        watched.engine.close()
+
+
+def test_a_cold_start_drops_what_every_group_has_cached() -> None:
+    trace = load_of(3)
+    for shape in SEVERAL:
+        watched = Watched(spec_of(shape), trace).add(*range(len(trace))).drain()
+        assert sum(row.cached_blocks for row in watched.engine.ledger()) > 0
+        first = list(watched.rows)
+        watched.rows.clear()
+        watched.engine.start(cold=True)
+        assert [row.cached_blocks for row in watched.engine.ledger()] == [0] * len(watched.engine.facts.groups)
+        watched.add(*range(len(trace))).drain()
+        assert watched.rows == first, "a second replay in the same engine has the same ledger"
+        watched.engine.close()
+
+
+def test_the_budget_is_divided_by_vllms_own_blocks_and_the_rest_is_remainder() -> None:
+    spec = spec_of("states", pool={"bytes": 3_000_000})
+    watched = Watched(spec, load_of(3))
+    facts = watched.engine.facts
+    block = facts.groups[0].block_bytes
+    assert (facts.groups[0].num_blocks, facts.groups[0].pool_bytes) == (3_000_000 // block, 3_000_000)
+    watched.add(*range(8)).drain()
+    watched.adds_up()
+    assert watched.accounts()["remainder"][0] == 3_000_000 % block
+    watched.engine.close()
+
+
+@pytest.mark.parametrize("shape", ["sliding", "states", "latent"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_each_rank_has_a_ledger_of_its_own_heads(shape: str, ranks: int) -> None:
+    """2 KV heads: two ranks have one each, four have a copy; a latent is whole on every rank."""
+    trace = load_of(7)
+    one = Watched(spec_of(shape), trace)
+    whole = one.engine.facts.groups[one.engine.facts.token_group].bytes_per_token
+    one.engine.close()
+    watched = Watched(spec_of(shape, ranks=ranks), trace)
+    facts = watched.engine.facts
+    assert facts.ranks == ranks
+    assert facts.groups[facts.token_group].bytes_per_token == (whole if shape == "latent" else whole // 2)
+    watched.add(*range(len(trace))).drain()
+    watched.adds_up()
+    rows = np.array(watched.rows).reshape(-1, len(facts.groups), ranks, len(LEDGER_COLUMNS))
+    assert (rows[:, :, :, 1] == np.arange(ranks)).all()
+    assert (rows[:, :, :1, 2:] == rows[:, :, :, 2:]).all(), "ranks hold the same blocks"
+    watched.engine.close()
+
+
+class Forgetful(Rank):
+    """A rank that keeps the blocks of each third request that is over."""
+
+    over = 0
+
+    def let_go(self, name: str) -> None:
+        type(self).over += 1
+        if self.over % 3:
+            super().let_go(name)
+
+
+def trial(folder: Path, model: Any, trace: Trace, ranks: int = 1, **more: Any) -> TrialResult:
+    """One whole trial in this process; as read back from disk."""
+    save_trace(trace, folder / "t.parquet")
+    run_trial(trial_spec({
+        "engine": {"name": "vllm_scheduler", "step_time": more.pop("step_time", STEP_TIME),
+                   "tensor_parallel_size": ranks},
+        "model": model, "pool": more.pop("pool", {"blocks": 120}),
+        "policy": POLICY | more,
+        "trace": {"path": str(folder / "t.parquet")}, "slo": "ttft:p99<60s", "phases": ["cold"],
+    }), folder)  # fmt: skip
+    return load_result(folder / "result.json")
+
+
+def small(shape: str) -> dict[str, Any]:
+    return {**{name: value for name, value in MODEL.items() if name != "num_layers"}, "layers": SHAPES[shape]}
+
+
+@pytest.mark.parametrize("shape", ["sliding", "latent"])
+def test_one_leaking_rank_makes_the_trial_ineligible_and_is_named_with_its_residual(
+    shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = load_of(7, 40)
+    honest = trial(tmp_path, small(shape), trace, ranks=2)
+    assert honest.eligible, honest.ineligible_because
+    assert honest.ledger.pool_residuals == {}
+    made: list[Rank] = []
+    Forgetful.over = 0
+
+    def rank() -> Rank:
+        made.append(Forgetful() if len(made) == 1 else Rank())
+        return made[-1]
+
+    monkeypatch.setattr(stand_in, "Rank", rank)
+    result = trial(tmp_path, small(shape), trace, ranks=2)
+    assert not result.eligible
+    named = [reason for reason in result.ineligible_because if "rank" in reason]
+    assert named
+    assert all("rank 1" in reason for reason in named), named
+    (said,) = [reason for reason in named if "ledger rows do not add up to the pool" in reason]
+    ((pool, residual),) = result.ledger.pool_residuals.items()
+    assert "rank 1" in pool
+    assert residual > 0
+    assert f"{residual:+} bytes" in said
+
+
+def test_a_hybrid_models_trial_shows_its_groups_and_they_add_up_to_the_whole(tmp_path: Path) -> None:
+    """bamba-9b: a state of 2,147,840 bytes makes a block of 528 tokens of whoever asks 16, in eleven groups."""
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(200, 4000, 40).tolist()
+    ids = [[10 * (i % 3) + k for k in range(n // 512)] if i % 2 else [] for i, n in enumerate(lengths)]
+    trace = build_trace(lengths, rng.integers(5, 60, 40).tolist(), [80.0 * i for i in range(40)], ids, 512)
+    result = trial(
+        tmp_path, "bamba-9b", trace, pool={"bytes": "1.2GiB"}, step_time="roofline:h100-sxm", block_size=16,
+        max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=2048,
+    )  # fmt: skip
+    assert result.eligible, result.ineligible_because
+    effective = result.effective
+    assert effective is not None
+    assert (effective.block_size, effective.reuse_quantum_tokens, effective.knobs["block_size"]) == (
+        528,
+        528,
+        "528",
+    )
+    assert result.requested["policy"]["block_size"] == 16
+    assert [group.kind for group in effective.groups] == ["mamba"] * 10 + ["full"]
+    assert sum(group.num_layers for group in effective.groups) == 32
+    assert result.ledger.pool_slots == 0, "no number of tokens is what a pool of several groups holds"
+    for name in ACCOUNTS:
+        parts = [group.time_mean[name] for group in result.ledger.groups]
+        assert sum(parts) == pytest.approx(result.ledger.time_mean[name]), name
+        assert sum(group.peak[name] for group in result.ledger.groups) == getattr(result.ledger.peak, name)
+    assert sum(result.ledger.peak.model_dump()[name] for name in ACCOUNTS) == result.ledger.peak.pool_bytes
+    assert result.ledger.time_mean["padding"] > 0
+    assert result.metrics.waste_byte_seconds["padding"] > 0
+    assert 0 < result.metrics.admitted_concurrency.peak < 64, "concurrency is what the trace reached"
+    states = result.ledger.by_state
+    held = states["full"] + states["tail"] + states["prefill"] - states["shared"]
+    begin, end = result.replays[0].observation.start_ns, result.replays[0].observation.end_ns
+    assert held == pytest.approx(result.ledger.time_mean["payload"] * (end - begin) / 1e9)
+    assert states["full"] > 0
+    assert states["prefill"] >= 0
+
+
+def test_a_hybrid_trial_is_the_same_byte_for_byte_when_it_is_run_again(tmp_path: Path) -> None:
+    texts = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        trial(folder, small("states"), load_of(7, 40), ranks=2)
+        texts.append((folder / "result.json").read_bytes())
+    assert texts[0] == texts[1]
+    assert json.loads(texts[0])["status"] == "complete"
+
+
+def test_a_plain_model_keeps_its_geometry_and_its_digest_of_rows(tmp_path: Path) -> None:
+    """One group on one rank: nothing of groups is written, so that ledgers of before can be compared."""
+    result = trial(tmp_path, MODEL, load_of(3))
+    assert result.effective is not None
+    assert (result.effective.groups, result.ledger.groups, result.effective.ranks) == ((), (), 1)
+    assert result.ledger.pool_slots == 120 * 8
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"policy": {"layout": "contiguous"}}, "layout contiguous is for one rank and layers that are all alike"),
+        ({"pool": {"bytes": "64KiB"}}, "vLLM will not start"),
+        ({"engine": {"args": {"tensor_parallel_size": 2}}}, "tensor_parallel_size"),
+        ({"engine": {"args": {"prefix_match_unit": 8}}}, "prefix_match_unit"),
+    ],
+)
+def test_what_cannot_be_driven_is_refused_in_words(change: dict[str, Any], said: str) -> None:
+    data = spec_of("states").model_dump(mode="json")
+    for part, values in change.items():
+        data[part] = values if part == "pool" else {**data[part], **values}
+    opened = vllm_scheduler.open(trial_spec(data), Content(load_of(3)))
+    assert isinstance(opened, Refused), "it was meant to be refused"
+    assert said in opened.words
+
+
+def test_presets_of_every_kind_open_with_the_groups_that_vllm_makes_of_them() -> None:
+    expected = {
+        "gemma-3-12b": (["sliding_window"] * 5 + ["full"], 16),
+        "gemma-3-27b": (["sliding_window"] * 6 + ["full"], 16),
+        "deepseek-v2-lite": (["mla"], 16),
+        "bamba-9b": (["mamba"] * 10 + ["full"], 528),
+    }
+    assert expected.keys() == {name for name, model in PRESETS.items() if model.layers}
+    for name, (kinds, size) in expected.items():
+        spec = spec_of("sliding").model_copy(update={"model": PRESETS[name]})
+        policy = spec.policy.model_copy(update={"block_size": 16, "max_model_len": 4096})
+        pool = spec.pool.model_copy(update={"blocks": None, "bytes": 8 << 30})
+        watched = Watched(spec.model_copy(update={"policy": policy, "pool": pool}), load_of(3))
+        facts = watched.engine.facts
+        assert [group.kind for group in facts.groups] == kinds, name
+        assert facts.groups[facts.token_group].block_size == size
+        assert facts.pool_bytes == 8 << 30
+        assert (
+            sum(g.bytes_per_token for g in facts.groups if g.slot_tokens == 1) == PRESETS[name].kv_bytes_per_token
+        )
+        watched.engine.close()
