@@ -90,3 +90,31 @@ def report(
         from orchestrator.cli_sweep import report_on, stored
 
         raise typer.Exit(report_on(folder, stored(folder), as_json, say_json, rebuild_tracking))
+
+
+@runs_app.command()
+def ui(
+    folder: Folder,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of 127.0.0.1; by default from 5000 on.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve the sweep's MLflow on loopback until Ctrl-C; a sweep that runs goes on beside it.
+
+    Example: kvknee ui runs/conv
+    """
+    with verb(as_json):
+        from orchestrator.ui import serve, shown
+
+        what = shown(folder, port)
+
+        def say(url: str) -> None:
+            if as_json:
+                say_json({"url": url, "study": what.study})
+                return
+            typer.echo(f"MLflow: {url}{' (Ctrl-C ends it)' if what.store else ''}")
+            if what.study:
+                typer.echo(f"the study: {what.study}")
+
+        raise typer.Exit(serve(what, folder, say))
