@@ -5,13 +5,12 @@
 torch_paged on one CPU thread, clock cpu: a model of 4 layers on a pool of 34 MiB. Its step times are measured on
 the region of one generated trace; another one, of other lengths and another seed, is served at saturation (a closed
 load of all slots) twice at each block size, once before and once after the calibration, which sees neither, and
-predicted by the simulator with the table. So the spread of the two identical runs holds what the machine's speed did
-meanwhile, and their mean lies where the table was measured.
+predicted by the simulator with the table. So the spread of the two identical runs holds what the machine's speed
+did meanwhile, and their mean lies where the table was measured.
 
 Targets: mean TPOT and makespan within max(10 %, 1.5 x the spread of the two identical runs); the peak of blocks
 held equal to the block where the prediction is locked to the steps of the run. What was reached is printed in any
-case; exit 1 where a target is missed. Read the errors beside the probe, which is the CPU time of a fixed mix of work
-before, between and after.
+case; exit 1 where a target is missed. Read the errors beside the probe: the CPU time of a fixed mix of work.
 """
 
 import argparse
