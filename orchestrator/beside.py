@@ -1,26 +1,34 @@
 """Trials beside the budget that measure a candidate again, once the search is over: which, and with what spec.
 
-neighbour: next to the tied set, whether one that lost a race is worse or only not better. confirm: winner, default
-and best fixed block on windows that the search never saw. survival: the winner under bursts of cancels and forks;
-where it does not survive, the next candidate is tried. All of it follows from finished trials alone, so that a
-resumed sweep asks for the same.
+reprieve: who is out of a race because of a leader that fell. neighbour: next to the tied set, whether one that lost
+a race is worse or only not better. confirm: winner, default and best fixed block on windows that the search never
+saw. survival: the winner under bursts of cancels and forks; where it does not survive, the next candidate is tried.
+All of it follows from finished trials alone, so that a resumed sweep asks for the same.
 """
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.conclude import decision_of
+from orchestrator.conclude import decision_of, judged
 from orchestrator.config import Sweep
 from orchestrator.folder import SweepFolder, TrialRecord
-from orchestrator.points import Beside, Point, Role
+from orchestrator.points import OF_THE_SEARCH, Beside, Point, Role
+from orchestrator.reprieve import reprieved
 from orchestrator.survival import survival_trace
 from search_spaces.candidates import Candidate
 from search_spaces.knee import Decision, unresolved
 from search_spaces.race import Standings
+from trials.slo import parse_slo
 from trials.spec import Load, Measure, TrialSpec
 
 
 def wanted(records: Sequence[TrialRecord], sweep: Sweep) -> list[Point]:
     """What is still to be measured before the outcome stands; empty where nothing is, or nothing is feasible."""
+    slo = parse_slo(sweep.config.slo)
+    searched = [
+        (r, judged(r, sweep, slo)) for r in records if r.card.role in OF_THE_SEARCH and r.state != "running"
+    ]
+    if point := next(reprieved(searched, sweep), None):
+        return [point]
     decision = decision_of(records, sweep)
     if decision.choice is None:
         return []

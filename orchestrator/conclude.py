@@ -13,6 +13,7 @@ from orchestrator.bounded import bound_words
 from orchestrator.config import Sweep
 from orchestrator.folder import SweepFolder, TrialRecord, write_text
 from orchestrator.isolated import isolated
+from orchestrator.points import OF_THE_SEARCH
 from search_spaces.candidates import Measured
 from search_spaces.knee import Decision, Rules, decide
 from search_spaces.objective import Score, brief, raced_out, score
@@ -68,7 +69,7 @@ def _decided(records: Sequence[TrialRecord], sweep: Sweep) -> tuple[Decision, li
     slo = parse_slo(sweep.config.slo)
     done = [r for r in records if r.state != "running"]
     again = [_again(r, judged(r, sweep, slo), sweep) for r in done if r.card.role in ("confirm", "survival")]
-    searched = [r for r in done if r.card.role in (None, "neighbour")]
+    searched = [r for r in done if r.card.role in OF_THE_SEARCH]
     measured, leaks = isolated([_measured(r, judged(r, sweep, slo), sweep) for r in searched], searched, sweep)
     return decide(measured, sweep.space, rules_of(sweep), proofs_of(again)), leaks
 

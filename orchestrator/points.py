@@ -5,7 +5,8 @@ from typing import Literal
 
 from search_spaces.space import Value
 
-Role = Literal["neighbour", "confirm", "survival"]
+Role = Literal["reprieve", "neighbour", "confirm", "survival"]
+OF_THE_SEARCH: tuple[Role | None, ...] = (None, "reprieve", "neighbour")  # what counts as a measurement of it
 
 
 @dataclass(frozen=True, slots=True)

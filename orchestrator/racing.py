@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from orchestrator.config import Sweep
 from orchestrator.folder import TrialCard
 from search_spaces.objective import Score
-from search_spaces.race import Finish, Standings
+from search_spaces.race import Standings
 from trials.spec import TrialSpec
 
 
@@ -28,9 +28,7 @@ class Race:
     def learn(self, card: TrialCard, score: Score) -> None:
         """A trial that was told. Only what may win sets the pace."""
         leads = score.feasible and self._sweep.space.contains(self._sweep.space.policy_of(card.spec))
-        value = score.value if score.feasible else None
-        finish = Finish(value, score.less_than, leads)
-        self._standings.learn(self._sweep.candidate(card.spec), card.repeat, finish)
+        self._standings.learn_score(self._sweep.candidate(card.spec), card.repeat, score, leads)
 
     def first_of(self, card: TrialCard) -> str | None:
         """The candidate whose first window has to be over before this trial can be asked; None where it is."""

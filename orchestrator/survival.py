@@ -51,7 +51,9 @@ def survival_trace(asked: SurvivalSpec, spec: TrialSpec, window: Window | None, 
         save_trace(trace, path)
     begin = max(0, start - int(at[at >= stretch][0]))
     counted = Window.model_validate({"start": f"{begin}ns", "duration": f"{end - start}ns"})
-    return TraceSpec(path=str(path.resolve()), window=counted, warmup=begin, sessions=spec.trace.sessions)
+    return spec.trace.model_copy(
+        update={"path": str(path.resolve()), "window": counted, "warmup": begin, "superpose": 1}
+    )
 
 
 def _laid(asked: SurvivalSpec, part: Trace) -> Trace:

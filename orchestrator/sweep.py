@@ -15,7 +15,7 @@ from orchestrator.conclude import judged
 from orchestrator.config import Sweep
 from orchestrator.folder import TrialCard, TrialRecord
 from orchestrator.known import Known
-from orchestrator.points import Point
+from orchestrator.points import OF_THE_SEARCH, Point
 from orchestrator.progress import Tally
 from orchestrator.racing import Out, Race
 from orchestrator.remembered import facts_of
@@ -36,9 +36,7 @@ class Driver:
     """Runs one sweep in one folder. `run` may be called once. `stopped`: why it asked for no more, if it did so
     before the end."""
 
-    def __init__(
-        self, sweep: Sweep, rooms: Rooms, stops: Sequence[Stop] = (), ends: Sequence[Stop] = ()
-    ) -> None:
+    def __init__(self, sweep: Sweep, rooms: Rooms, stops: Sequence[Stop] = (), ends: Sequence[Stop] = ()) -> None:
         """`stops`: rules before each ask; `ends`: rules that end what runs, to be gone on with by resume."""
         self._sweep, self._rooms, self._stops, self._ends = sweep, rooms, stops, ends
         self._slo = parse_slo(sweep.config.slo)
@@ -182,7 +180,9 @@ class Driver:
 
     def _impossible(self, asked: Asked, why: str) -> None:
         """A combination that the spec itself refuses: an answer, told as refused."""
-        base = self._sweep.space.base
+        base, beside = self._sweep.space.base, asked.point.beside
+        if beside is not None and (source := self._rooms.folder.load_trial(beside.of)) is not None:
+            base = source.spec  # the candidate that cannot be measured again
         card = self._card(asked, base).model_copy(update={"state": "failed", "reason": f"not a valid spec: {why}"})
         self._finish(card.model_copy(update={"spec_hash": ""}))
 
@@ -213,7 +213,7 @@ class Driver:
         card = record.card
         state = "reused" if card.reused_from is not None else card.state
         value = judged(record, self._sweep, self._slo)
-        if self._race is not None and card.role in (None, "neighbour"):
+        if self._race is not None and card.role in OF_THE_SEARCH:
             self._race.learn(card, value)
         space, policy = self._sweep.space, self._sweep.space.policy_of(card.spec)
         may_win = value.feasible and space.contains(policy) and card.role is None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
+from search_spaces.objective import Score
 from trials.bracket import Bracket, rung_from, rungs, search
 from trials.spec import Ladder
 
@@ -118,6 +119,10 @@ class Standings:
         if known is None or _rank(finish) < _rank(known):
             self._seen[candidate, repeat] = finish
 
+    def learn_score(self, candidate: str, repeat: int, score: Score, leads: bool) -> None:
+        """The same of a judged trial: what is not feasible has no capacity."""
+        self.learn(candidate, repeat, Finish(score.value if score.feasible else None, score.less_than, leads))
+
     def knows(self, candidate: str, repeat: int) -> bool:
         return (candidate, repeat) in self._seen
 
@@ -128,13 +133,25 @@ class Standings:
         leader = self._leader(0)
         if not raced or repeat or leader is None:
             return Question(near=self._near(candidate, repeat))
-        wanted = leader * (1 + self._min_gain)
-        rung = rung_from(self._values, wanted)
-        if rung is None:
-            return Question(
-                out=f"raced out: nothing on the ladder lies {self._min_gain:.1%} above {leader:g}", less_than=wanted
-            )
-        return Question(beat=self._values[rung])
+        beat = self._rung_above(leader)
+        if beat is None:
+            words = f"raced out: nothing on the ladder lies {self._min_gain:.1%} above {leader:g}"
+            return Question(out=words, less_than=leader * (1 + self._min_gain))
+        return Question(beat=beat)
+
+    def open_questions(self, windows: int) -> list[tuple[str, int]]:
+        """(candidate, window) that the race as it stands now would still ask for, though it was asked to its end.
+
+        First the leader's later windows; then those that were rejected by a load above what is to be beaten now.
+        """
+        leader = max(self._leading(0), key=lambda pair: pair[1], default=None)
+        if leader is not None:
+            missing = [(leader[0], r) for r in range(windows) if not self.knows(leader[0], r)]
+            if missing:
+                return missing
+        beat = self._rung_above(leader[1]) if leader is not None else math.inf
+        bounds = {c: f.less_than for (c, r), f in self._seen.items() if r == 0 and f.value is None and f.less_than}
+        return [(c, 0) for c, bound in bounds.items() if leader is None or (beat is not None and bound > beat)]
 
     def to_be_worse(self, value: float) -> float | None:
         """The load that a candidate must miss to be worse than `value` by min_gain; None where there is none."""
@@ -152,8 +169,20 @@ class Standings:
 
     def _leader(self, repeat: int) -> float | None:
         """The highest capacity on this window of those that may win."""
-        found = [f.value for (_, r), f in self._seen.items() if r == repeat and f.leads and f.value is not None]
-        return max(found, default=None)
+        return max((value for _, value in self._leading(repeat)), default=None)
+
+    def _leading(self, repeat: int) -> list[tuple[str, float]]:
+        """Those that may win and their capacity on this window; who failed on any window has fallen out."""
+        fallen = {c for (c, _), f in self._seen.items() if f.value is None and f.less_than is None}
+        return [
+            (c, f.value) for (c, r), f in self._seen.items()
+            if r == repeat and f.leads and f.value is not None and c not in fallen
+        ]  # fmt: skip
+
+    def _rung_above(self, leader: float) -> float | None:
+        """The lowest load that is min_gain above it; None where the ladder ends below."""
+        rung = rung_from(self._values, leader * (1 + self._min_gain))
+        return None if rung is None else self._values[rung]
 
     def _near(self, candidate: str, repeat: int) -> float | None:
         """Its own capacity on the first window that it has one on, else the leader's here, else on the first."""

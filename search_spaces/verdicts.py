@@ -19,6 +19,10 @@ from search_spaces.outcome import (
 from search_spaces.space import Space
 
 _MOST_NAMED = 8  # ties in a sentence; the table has all
+_MOST = {
+    "qualified_output_throughput": "most qualified tokens among the feasible",
+    "capacity_load": "the largest load among the feasible",
+}
 UNITS = {"qualified_output_throughput": "qualified tok/s", "capacity_load": "load"}
 
 
@@ -222,7 +226,7 @@ def _judge_winner(c: Candidate, decision: Decision, rules: Rules) -> tuple[Verdi
         return "ship", "the default, within noise of the best"
     return (
         "ship",
-        "most qualified tokens among the feasible"
+        _MOST.get(rules.objective, f"the highest {rules.objective} among the feasible")
         if decision.choice and c is decision.choice.best
         else ("within noise of the best, least waste"),
     )

@@ -14,8 +14,9 @@ from orchestrator.progress import Silent
 from orchestrator.resolve import load_sweep
 from orchestrator.sweep import Driver, Rooms
 from orchestrator.tracking import MemoryTracker
+from trials.fingerprint import trace_hash
 from trials.result import Hashes
-from trials.trace import make_trace, save_trace
+from trials.trace import load_trace, make_trace, save_trace
 
 SWEEP = """
 name: toy
@@ -106,7 +107,9 @@ class FakeExecutor:
         answer = self.answer(job)
         if isinstance(answer, tuple):
             return Lost(job, answer[0], answer[1], 1.0, "fake-0")
-        hashes = Hashes(spec=self.sweep.hash(job.spec), trace=self.sweep.trace_digest, engine="e")
+        own = job.spec.trace.path == self.sweep.config.trace.path
+        digest = self.sweep.trace_digest if own else trace_hash(load_trace(Path(job.spec.trace.path)))
+        hashes = Hashes(spec=self.sweep.hash(job.spec, digest), trace=digest, engine="e")
         result = answer.model_copy(update={"hashes": hashes})
         info = {"wall_s": 1.0} | ({"probe_s": self.probe_s(job)} if self.probe_s else {})
         (job.folder / "attempt.json").write_text(json.dumps(info))

@@ -171,3 +171,38 @@ def test_a_flat_race_ends_flat_with_the_default(tmp_path):
     found = outcome_of(ran.records, sweep)
     assert (found.kind, found.winner) == ("flat", "block_size=16")
     assert len(found.tied) == 5
+
+
+@pytest.mark.parametrize("sets", [[], ["sampler=tpe", "trials=20"]], ids=["grid", "tpe"])
+@pytest.mark.parametrize("falls", [{32}, {32, 16}, {32, 16, 8}])
+def test_where_the_leader_fails_on_a_later_window_those_it_beat_are_asked_again(tmp_path, falls, sets):
+    """As a sweep without a race would have it: the best of those that hold on every window."""
+    truth = {4: 10.0, 8: 20.0, 16: 24.0, 32: 30.0, 64: 15.0}
+
+    def answer(job):
+        if job.spec.repeat == 1 and job.spec.policy.block_size in falls:
+            return make_result(1.0, ttft=900.0)
+        return capacity_of(truth)(job)
+
+    sweep = make_sweep(tmp_path, *RACE, *sets)
+    ran = drive(tmp_path / "out", sweep, answer=answer)
+    found = outcome_of(ran.records, sweep)
+    best = max(truth.keys() - falls, key=lambda size: truth[size])
+    asked_for = {r.spec.policy.block_size for r in ran.records}
+    assert best in asked_for
+    assert found.winner == f"block_size={best}"
+    assert len(found.candidate(found.winner).trials) == 2
+    assert len(searched(ran)) == sweep.budget
+    again = drive(tmp_path / "out", sweep, answer=answer)
+    assert not again.executor.ran
+
+
+def test_where_every_candidate_fails_on_a_later_window_each_was_asked(tmp_path):
+    def answer(job):
+        return make_result(1.0, ttft=900.0) if job.spec.repeat else capacity_of(PEAK)(job)
+
+    sweep = make_sweep(tmp_path, *RACE)
+    ran = drive(tmp_path / "out", sweep, answer=answer)
+    assert outcome_of(ran.records, sweep).kind == "infeasible"
+    whole = {r.spec.policy.block_size for r in ran.records if r.result and r.result.metrics.capacity_load}
+    assert whole == PEAK.keys()
