@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from orchestrator.folder import SweepFolder, TrialRecord
 from trials.ledger import ACCOUNTS
+from trials.parquet_footer import bounded
 from trials.result import Effective, Percentiles, TrialResult
 from trials.units import SpecError
 
@@ -91,7 +92,9 @@ def read_columns(path: Path, columns: Sequence[str] | None = None) -> pd.DataFra
     SpecError where it is absent or broken.
     """
     try:
-        frame: pd.DataFrame = pq.read_table(path, columns=None if columns is None else list(columns)).to_pandas()
+        frame: pd.DataFrame = pq.read_table(
+            bounded(path), columns=None if columns is None else list(columns)
+        ).to_pandas()
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file; the trial left none") from None
     except (OSError, ValueError) as error:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import trials
 
+_MOST_BYTES = 64 << 20  # unpacked
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the archive depends on content alone
 
 
@@ -70,7 +71,10 @@ def install(package: Package, cache: Path | None = None) -> Path:
     aside = Path(tempfile.mkdtemp(dir=cache, prefix=".trials-"))
     try:
         with zipfile.ZipFile(io.BytesIO(package.archive)) as archive:
-            archive.extractall(aside)
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+            if unpacked > _MOST_BYTES:
+                raise ValueError(f"the package of trials/ has {unpacked} bytes unpacked, more than {_MOST_BYTES}")
+            archive.extractall(aside)  # names that would lead out of the folder are made to stay in it
         if _digest(aside) != package.digest:
             raise ValueError("the package of trials/ is damaged: its content is not what its digest says")
         return _settle(aside, folder, package.digest)

@@ -14,6 +14,7 @@ from trials.trace import write_whole
 _LAST = "result.json"
 _ASKED = "spec.json"  # the driver's own stays: that one leads to paths of the node
 _LOG_BYTES = 16 << 20
+_MOST_BYTES = 4 << 30
 
 
 class ParcelDamaged(ValueError):
@@ -40,11 +41,14 @@ class Parcel:
 def collect(outcome: Outcome, out: Path) -> Parcel:
     """All files of `out` that are whole; names that begin with a dot are somebody's temporary files.
 
-    Of a log of more than 16 MiB the end is sent, and how much was left out.
+    Of a log of more than 16 MiB the end is sent, and how much was left out. Links, and files of more than 4 GiB,
+    which a message of Ray's would not carry either, stay where they are.
     """
     files = []
     for name in outcome.files:
-        if not name.startswith(".") and name != _ASKED:
+        if name.startswith(".") or name == _ASKED or (out / name).is_symlink():
+            continue
+        if name == "log.txt" or (out / name).stat().st_size <= _MOST_BYTES:
             content = _end_of(out / name) if name == "log.txt" else (out / name).read_bytes()
             files.append(File(name, content, hashlib.sha256(content).hexdigest()))
     return Parcel(outcome, tuple(files))
@@ -63,7 +67,7 @@ def deliver(parcel: Parcel, folder: Path) -> None:
     for file in parcel.files:
         if hashlib.sha256(file.content).hexdigest() != file.sha256:
             raise ParcelDamaged(f"{file.name} arrived with another checksum than it was sent with")
-        if file.name in (".", "..") or Path(file.name).name != file.name:
+        if file.name in ("", ".", "..") or Path(file.name).name != file.name or "\0" in file.name:
             raise ParcelDamaged(f"{file.name!r} is not a plain file name")
     (folder / _LAST).unlink(missing_ok=True)
     for file in sorted(parcel.files, key=lambda f: f.name == _LAST):

@@ -21,6 +21,7 @@ from search_spaces.outcome import Outcome, VerdictRow
 from trials.describe import describe
 from trials.documents import read_yaml, validated
 from trials.fingerprint import environment, file_digest, trace_hash, trace_parts
+from trials.parquet_footer import bounded
 from trials.result import Accounts, Hashes, TrialResult
 from trials.shape import shape_of
 from trials.spec import Load, Measure, TrialSpec, Window
@@ -291,7 +292,7 @@ def account_columns(ledger: Any) -> list[str]:
 def read_table(path: Path) -> Any:
     """A parquet file as an Arrow table; SpecError where it is absent or broken."""
     try:
-        return pq.read_table(path)
+        return pq.read_table(bounded(path))
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file; it is needed beside the recipe") from None
     except (OSError, ValueError) as error:

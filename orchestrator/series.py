@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from orchestrator.entries import TrialEntry
+from trials.parquet_footer import bounded
 
 _COLUMNS = ("payload", "tail_slack", "cached", "free", "num_running", "num_waiting")
 
@@ -18,7 +19,7 @@ def series_of(entry: TrialEntry, points: int) -> Iterator[tuple[str, int, float]
         return
     decides = entry.result.replays[entry.result.decides]
     here = [n for n in (*_COLUMNS, "phase", "load", "step") if n in pq.read_schema(path).names]
-    table = pq.read_table(path, columns=here)
+    table = pq.read_table(bounded(path), columns=here)
     for name, value in (("phase", decides.phase), ("load", decides.load)):
         if name in here:
             table = table.filter(pc.equal(table[name], value))

@@ -13,7 +13,8 @@ from trials.units import SpecError, shown
 SHAPE = (
     "num_layers", "num_kv_heads", "num_query_heads", "head_dim", "hidden_size", "intermediate_size", "vocab_size",
 )  # fmt: skip
-WEIGHTS = (".safetensors", ".bin", ".pt")
+PLAIN, PICKLED = ".safetensors", (".bin", ".pt", ".pth")
+WEIGHTS = (PLAIN, *PICKLED)
 _DTYPES = ("float32", "bfloat16", "float16")
 _WANTED = {  # ours -> config.json's
     "num_layers": "num_hidden_layers", "num_query_heads": "num_attention_heads", "hidden_size": "hidden_size",
@@ -22,8 +23,16 @@ _WANTED = {  # ours -> config.json's
 
 
 def has_weights(folder: str | None) -> bool:
-    """Whether there is anything to load."""
-    return folder is not None and any(path.suffix in WEIGHTS for path in Path(folder).iterdir())
+    """Whether there is anything to load. SpecError where there are pickles only: reading one runs what it says."""
+    if folder is None:
+        return False
+    suffixes = {path.suffix for path in Path(folder).iterdir()}
+    if PLAIN not in suffixes and suffixes & set(PICKLED):
+        raise SpecError(
+            f"model.path: {folder} holds pickled weights ({', '.join(sorted(suffixes & set(PICKLED)))}), which are "
+            f"programs, not data; convert them to {PLAIN}"
+        )
+    return PLAIN in suffixes
 
 
 def folder_config(folder: Path) -> dict[str, Any]:

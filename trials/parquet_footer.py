@@ -8,6 +8,7 @@ Source: apache/parquet-format (parquet.thrift) and the compact protocol of apach
 from pathlib import Path
 from typing import Any
 
+MOST_TABLE_BYTES = 8 << 30  # of a trial's table, unpacked: a small file may announce more than a machine has
 _MAGIC = b"PAR1"
 _MOST_FOOTER_BYTES = 64 << 20
 _MOST_DEPTH = 16
@@ -109,3 +110,11 @@ def unpacked_bytes(path: Path) -> int:
         return sum(max(8 * column[_NUM_VALUES], column[_UNPACKED]) for column in columns)
     except (KeyError, TypeError, IndexError):
         raise FooterError("a footer without sizes") from None
+
+
+def bounded(path: Path, most_bytes: int = MOST_TABLE_BYTES) -> Path:
+    """The path, once what its file announces is within `most_bytes` unpacked. FooterError where it is not."""
+    unpacked = unpacked_bytes(path)
+    if unpacked > most_bytes:
+        raise FooterError(f"{unpacked} bytes unpacked, more than the limit of {most_bytes}")
+    return path

@@ -14,6 +14,7 @@ from trials.ladder import Locks
 from trials.ledger import account_bytes
 from trials.load import Lock
 from trials.ownership import STATES, mentioned, ownership
+from trials.parquet_footer import FooterError, bounded
 from trials.pressure import admissible_tokens
 from trials.recording import LEDGER_COLUMNS, STEP_COLUMNS, Replay, Requests, Snapshot
 from trials.trace import write_whole
@@ -134,9 +135,9 @@ def read_locks(path: Path) -> Locks:
     """Which step each arrival and cancel met, of every replay in a requests.parquet. SpecError if it is none."""
     names = ["phase", "load", "row", "met_step", "cancel_step", "arrival_ns"]
     try:
-        table = pq.read_table(path, columns=names)
+        table = pq.read_table(bounded(path), columns=names)
         columns = [np.ascontiguousarray(table[name].to_numpy(), np.int64) for name in names[3:]]
-    except (OSError, KeyError, pa.ArrowException) as error:
+    except (OSError, KeyError, pa.ArrowException, FooterError) as error:
         raise SpecError(f"{path}: not a schedule to lock to (requests.parquet): {error}") from None
     locks: Locks = {}
     phases, loads = np.asarray(table["phase"].to_pylist()), np.asarray(table["load"].to_pylist())

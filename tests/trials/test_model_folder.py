@@ -105,5 +105,8 @@ def test_weights_are_what_lies_beside_the_config(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "tiny")
     assert not has_weights(str(folder))
     assert not has_weights(None)
+    (folder / "model.bin").write_bytes(b"x")
+    with pytest.raises(SpecError, match="pickled weights"):
+        has_weights(str(folder))
     (folder / "model.safetensors").write_bytes(b"x")
     assert has_weights(str(folder))

@@ -40,7 +40,7 @@ def build_model(spec: TrialSpec) -> Any:
         return LlamaForCausalLM(config).to(device=device, dtype=dtype).eval()
     if has_weights(model.path):
         found = AutoModelForCausalLM.from_pretrained(
-            model.path, dtype=dtype, attn_implementation=attention, local_files_only=True
+            model.path, dtype=dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
         )
     else:
         config = AutoConfig.from_pretrained(model.path, local_files_only=True)
