@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from trials.capacity import Windowed, combined, parts_of, searched
 from trials.challenge import beaten
 from trials.engine import Engine
+from trials.heartbeat import Heartbeat
 from trials.load import Lock, Offer, offer
 from trials.metrics import measure
 from trials.recording import Replay
@@ -31,6 +32,7 @@ class Asked:
 
     locks: Locks | None = None  # arrivals and cancels by recorded steps
     ownership_at_ns: int | None = None  # engine time of a look at who holds which block, in every replay
+    clock_s: Callable[[], float] | None = None  # by which it is said how far a replay is; None: it is not
 
 
 @dataclass(slots=True)
@@ -93,10 +95,19 @@ class Replays:
         self._say(
             f"{phase} {load.label}: {len(asked.rows)} requests, {asked.window_ns[1] / 1e9:.1f} s of engine time"
         )
-        rule = StopRule(self._trace, asked, self._slo) if early and asked.lock is None else None
+        rule = self._watched(
+            asked, StopRule(self._trace, asked, self._slo) if early and asked.lock is None else None
+        )
         with _no_collection(self._engine.facts.clock != "virtual"):
             recorded = replay(self._engine, self._trace, asked, self._spec.seed, rule)
         return self._keep(asked, recorded, measure(recorded, self._engine.facts, self._slo, self._trace))
+
+    def _watched(self, asked: Offer, rule: StopRule | None) -> "StopRule | Heartbeat | None":
+        """The rule, and beside it a word now and then on how far the replay is."""
+        if self._asked.clock_s is None:
+            return rule
+        kind = "simulated" if self._engine.facts.clock == "virtual" else "engine"
+        return Heartbeat(asked, kind, self._say, self._asked.clock_s, rule)
 
     def _same(self, asked: Offer, early: bool) -> Measured | None:
         """An earlier replay of exactly this, where the engine's time is modelled and so cannot differ."""

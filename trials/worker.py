@@ -87,7 +87,7 @@ def run_trial(
             done = size_pool(lambda own: module.open(own, content), trace, spec, say)
         else:
             engine = open_within(spec, lambda own: module.open(own, content))
-            done = _run(engine, trace, spec, Asked(locks, ownership_at_ns), attempt)
+            done = _run(engine, trace, spec, Asked(locks, ownership_at_ns, time.monotonic), attempt)
         if isinstance(done, Refused):
             result = blank.model_copy(
                 update={"status": "refused", "reason": done.words, "ineligible_because": (done.words,)}
