@@ -1,18 +1,24 @@
 """Specs, traces and a plain driver for engines that compute: everything is counted and audited at every step."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trials.content import Content
 from trials.engine import Engine, Outcome, Step, Work
+from trials.engines.shapes import llama_config
 from trials.ragged import Ragged
 from trials.recount import check_row
 from trials.spec import TrialSpec, trial_spec
 from trials.trace import STARTS, Trace, TraceMeta, make_trace, with_links
 
+ROOT = Path(__file__).parent.parent
 MODEL = {
     "num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 32, "hidden_size": 64,
     "intermediate_size": 96, "vocab_size": 512, "kv_dtype": "float32", "dtype": "float32",
@@ -20,16 +26,17 @@ MODEL = {
 
 
 def make_spec(name: str, block_size: int, num_blocks: int, path: str = "none.parquet", **more: Any) -> TrialSpec:
-    """A small model in float32; `more`: policy fields, or engine=... for parts of the engine."""
-    own = more.pop("engine", {})
-    model = MODEL | more.pop("model", {})
+    """A small model in float32. `more`: policy fields, or parts of engine, model and (played) trace."""
+    own, played = more.pop("engine", {}), more.pop("played", {})
+    model = more.pop("model", {})
+    model = model if "path" in model else MODEL | model
     policy = {
         "block_size": block_size, "max_model_len": 192, "max_num_seqs": 8, "max_num_batched_tokens": 64,
     } | more  # fmt: skip
     return trial_spec(
         {
             "engine": {"name": name, "threads": 1, **own}, "model": model, "pool": {"blocks": num_blocks},
-            "policy": policy, "trace": {"path": path}, "slo": "ttft:p99<60s;itl:p99<60s", "seed": 3,
+            "policy": policy, "trace": {"path": path} | played, "slo": "ttft:p99<60s;itl:p99<60s", "seed": 3,
         }
     )  # fmt: skip
 
@@ -57,6 +64,52 @@ def make_forks(prompt: int, output: int, inherited: Sequence[int], more: int = 8
         inherited_tokens=np.array([0, *inherited]), starts=starts,
     )  # fmt: skip
     return with_links(trace, Ragged.empty(n))
+
+
+def make_session(turns: Sequence[tuple[int, int]]) -> Trace:
+    """A conversation: each turn (new prompt tokens, answer tokens) repeats all that was told and said before it."""
+    n, held, inherited = len(turns), 0, list[int]()
+    for new, output in turns:
+        inherited.append(held)
+        held += new + output
+    trace = make_trace(
+        np.zeros(n, np.int64), np.array([i + new for i, (new, _) in zip(inherited, turns, strict=True)]),
+        np.array([output for _, output in turns]),
+    )  # fmt: skip
+    linked = replace(
+        trace, parent=np.arange(-1, n - 1), inherited_tokens=np.array(inherited), session=np.zeros(n, np.int64),
+        starts=np.array([STARTS["arrival"], *[STARTS["think"]] * (n - 1)]),
+    )  # fmt: skip
+    return with_links(linked, Ragged.of([[], *([row] for row in range(n - 1))]))
+
+
+def make_folder(folder: Path, weights: bool) -> Path:
+    """A model's folder of MODEL's shape as it would be published, with weights of its own or without."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        **llama_config(make_spec("simulator", 16, 9, engine={"step_time": "constant:1"}).model, 192)
+    )
+    if weights:
+        torch.manual_seed(11)
+        LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    else:
+        config.save_pretrained(folder)
+    return folder
+
+
+def picks_of(folder: Path, trace: Trace, row: int) -> list[int]:
+    """What the folder's own model says greedily at each place of a row's recorded answer."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    tokens = Content(trace).row_tokens(row, MODEL["vocab_size"])
+    with torch.no_grad():
+        logits = model(torch.from_numpy(tokens)[None]).logits[0]
+    first = int(trace.num_prompt_tokens[row]) - 1
+    return logits[first : len(tokens) - 1].argmax(-1).tolist()
 
 
 def work_of(trace: Trace, row: int) -> Work:
@@ -159,3 +212,13 @@ def expected_hits(content: Content, trace: Trace, order: Sequence[int], block_si
             common = max(common, min(content.common_tokens(row, other), held))
         out[row] = min(common, prompt - 1) // block_size * block_size
     return out
+
+
+def run_worker(spec: TrialSpec, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The worker as a trial gets it, in `folder`; with `arguments`, what it is asked in place of a trial."""
+    path = folder / "spec.json"
+    path.write_text(spec.model_dump_json())
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(folder)}
+    command = [sys.executable, "-P", "-m", "trials.worker", *arguments, str(path)]
+    command += [] if arguments else [str(folder)]
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=280)

@@ -1,15 +1,20 @@
 """transformers' continuous batching as it is: contract, its own pool's accounts, every way it refuses or dies."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
-from driving import Driver, expected_hits, is_empty, make_forks, make_requests, make_spec, serve, work_of
+from driving import (
+    Driver,
+    expected_hits,
+    is_empty,
+    make_forks,
+    make_requests,
+    make_session,
+    make_spec,
+    serve,
+    work_of,
+)
 
 from tests.contracts.engine_laws import LAWS, Laboratory
 from trials.content import Content
@@ -18,12 +23,10 @@ from trials.engines import transformers_cb
 from trials.ledger import account_bytes, unbalanced_rows
 from trials.load import offer
 from trials.replay import replay
-from trials.spec import Load, TrialSpec
-from trials.trace import Trace, save_trace
-from trials.units import SpecError
+from trials.spec import Load
+from trials.trace import Trace
 
 transformers_cb.prepare(make_spec("transformers_cb", 16, 40))  # before anything imports torch
-ROOT = Path(__file__).parent.parent
 SHARED = [[0, 1, 2, 3, 9], [0, 1, 2, 4], [0, 1, 2, 3], [5, 6], [0, 1, 7], [5, 6]]
 PROMPTS, OUTPUTS = [90, 70, 65, 40, 52, 33], [9, 12, 1, 20, 5, 7]
 
@@ -227,6 +230,35 @@ def test_a_replay_locked_to_its_steps_repeats_the_ledger_byte_for_byte(shared: T
     engine.close()
 
 
+@pytest.mark.parametrize("outputs", ["recorded", "live"])
+def test_a_turn_repeats_its_parents_answer_as_the_trace_or_the_model_has_it(
+    outputs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = make_session([(40, 30), (10, 20), (5, 4)])
+    played = {"sessions": "closed", "outputs": outputs}
+    engine = opened(trace, 16, 40, played=played)
+    assert dict(engine.facts.effective)["outputs"] == outputs
+    asked: dict[int, list[int]] = {}
+    add = engine.manager.add_request  # type: ignore[attr-defined]
+
+    def added(prompt: list[int], request_id: str, **named: object) -> object:
+        asked[int(request_id)] = list(prompt)
+        return add(prompt, request_id=request_id, **named)
+
+    monkeypatch.setattr(engine.manager, "add_request", added)  # type: ignore[attr-defined]
+    said: dict[int, list[int]] = {}
+    engine.on_pick = lambda row, token: said.setdefault(row, []).append(token)  # type: ignore[attr-defined]
+    asked_of = make_spec("transformers_cb", 16, 40, played=played).trace
+    done = replay(engine, trace, offer(trace, asked_of, Load(rate_scale=1.0), "cold"))
+    assert done.void_because == []
+    recorded = Content(trace).row_tokens(0, 512).tolist()[40:]
+    assert said[0] != recorded
+    assert asked[1][:70] == asked[0] + (said[0] if outputs == "live" else recorded)
+    assert asked[2][:80] == asked[1]
+    assert done.requests.cached_tokens.tolist() == [0, 64, 96]
+    engine.close()
+
+
 def test_a_dead_serving_thread_is_told_with_its_own_error(shared: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = opened(shared, 16, 40)
     engine.start(cold=True)
@@ -257,105 +289,3 @@ def test_one_request_that_fails_is_failed_and_not_delivered(shared: Trace) -> No
     assert driver.outcomes[1] is Outcome.COMPLETED
     assert driver.delivered.get(0, 0) == 0
     engine.close()
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"block_size": 3}, "page_size must be at least 4"),
-        ({"engine": {"args": {"cpu_offload_space": 0.1}}}, "transformers will not start"),
-        ({"engine": {"args": {"attn_implementation": "no_such"}}}, "no_such"),
-        ({"engine": {"args": {"no_such_argument": 1}}}, "no_such_argument"),
-        ({"engine": {"args": {"scheduler_type": "lifo"}}}, "fifo and prefill_first"),
-        ({"engine": {"args": {"page_size": 32}}}, "page_size follow from pool"),
-        ({"engine": {"tensor_parallel_size": 2}}, "tensor_parallel_size must be 1"),
-        ({"num_blocks": 2}, "keeps 2 blocks for itself"),
-        ({"model": {"kv_dtype": "bfloat16"}}, "the model's own dtype"),
-    ],
-)  # fmt: skip
-def test_what_it_will_not_run_is_refused_in_words(shared: Trace, more: dict[str, object], words: str) -> None:
-    asked: dict[str, object] = {"block_size": 16, "num_blocks": 40} | more
-    refused = transformers_cb.open(make_spec("transformers_cb", **asked), Content(shared))  # type: ignore[arg-type]
-    assert isinstance(refused, Refused)
-    assert words in refused.words
-
-
-def test_what_runs_is_read_back_and_not_what_was_asked() -> None:
-    trace = make_requests([20], [3])
-    # 3 layers of 1 head of 20 elements: blocks of 4 tokens are no multiple of 128 bytes, sectors hold two.
-    engine = opened(trace, 4, 41, model={"num_layers": 1, "num_kv_heads": 1, "num_query_heads": 2, "head_dim": 6})
-    (geometry,) = engine.facts.groups
-    assert geometry.block_bytes == 192
-    assert geometry.reserve_blocks == 4
-    assert geometry.num_blocks == 40
-    assert geometry.remainder_bytes == 192
-    knobs = dict(engine.facts.effective)
-    assert knobs["attention_backend"] == "sdpa"
-    assert knobs["block_size"] == "4"
-    assert knobs["eviction"] == "all_at_once"
-    assert geometry.kernel_block_size == 1, "without flash kernels the cache is read token by token"
-    serve(engine, trace)
-    engine.close()
-
-
-def test_device_bytes_are_named_and_the_rest_is_a_small_signed_residual(shared: Trace) -> None:
-    engine = opened(shared, 16, 40)
-    serve(engine, shared)
-    device = engine.audit().device
-    assert device.pool == 40 * 16 * 2 * 2 * 2 * 32 * 4
-    assert device.weights >= 2 * 512 * 64 * 4
-    assert device.workspace > 64 * (38 * 16 + 64) * 4, "the mask alone takes as much"
-    assert abs(device.residual) < 64 << 20
-    engine.close()
-
-
-def test_the_identity_names_the_installed_files_that_decide() -> None:
-    found = transformers_cb.identity(make_spec("transformers_cb", 16, 40))["installed"]
-    assert "transformers/generation/continuous_batching/scheduler.py" in found
-    assert "transformers/models/llama/modeling_llama.py" in found
-
-
-def test_the_candidates_policy_is_no_part_of_the_engine() -> None:
-    base = transformers_cb.identity(make_spec("transformers_cb", 16, 40))
-    assert transformers_cb.identity(make_spec("transformers_cb", 64, 9, prefix_caching=False)) == base
-    other = make_spec("transformers_cb", 16, 40, engine={"args": {"scheduler_type": "prefill_first"}})
-    assert transformers_cb.identity(other) != base
-
-
-def run_worker(spec: TrialSpec, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = folder / "spec.json"
-    path.write_text(spec.model_dump_json())
-    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(folder)}
-    command = [sys.executable, "-P", "-m", "trials.worker", *arguments, str(path)]
-    command += [] if arguments else [str(folder)]
-    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=200)
-
-
-def test_the_worker_runs_a_trial_under_this_interpreter(shared: Trace, tmp_path: Path) -> None:
-    save_trace(shared, tmp_path / "t.parquet")
-    ended = run_worker(make_spec("transformers_cb", 16, 40, str(tmp_path / "t.parquet")), tmp_path)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["status"] == "complete"
-    assert result["ineligible_because"] == []
-    assert result["evidence"] == "measured"
-    assert result["effective"]["block_size"] == 16
-    assert result["counts"]["completed"] == 6
-
-
-def test_describe_says_what_it_accepts(tmp_path: Path) -> None:
-    ended = run_worker(make_spec("transformers_cb", 16, 40), tmp_path, "--describe")
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    said = json.loads(ended.stdout)
-    assert said["block_sizes"]["minimum"] == 4
-    assert "eviction" in said["not_applicable"]
-    assert "watermark" in said["knobs"]
-
-
-def test_args_that_contradict_the_spec_are_bad_input() -> None:
-    from trials.engine import PoolGeometry
-    from trials.engines.cb_config import batching_args
-
-    spec = make_spec("transformers_cb", 16, 40, engine={"args": {"num_blocks": 3}})
-    with pytest.raises(SpecError, match="num_blocks follow from pool"):
-        batching_args(spec, PoolGeometry(16, 40, 0, 2048, 0, 40 * 16 * 2048, 16, 16))

@@ -1,28 +1,41 @@
 """A whole vLLM in this process: the contract, its own pool's accounts, its words where it refuses."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from driving import Driver, expected_hits, is_empty, make_forks, make_requests, make_spec, serve, work_of
+from driving import (
+    Driver,
+    expected_hits,
+    is_empty,
+    make_folder,
+    make_forks,
+    make_requests,
+    make_session,
+    make_spec,
+    picks_of,
+    run_worker,
+    serve,
+    work_of,
+)
 
 from tests.contracts.engine_laws import LAWS, Laboratory
 from trials.content import Content
-from trials.engine import Engine, EngineDied, Outcome, Refused
+from trials.engine import Engine, EngineDied, Outcome, PoolGeometry, Refused
 from trials.engines import vllm
+from trials.geometry import pool_geometry
 from trials.load import offer
 from trials.replay import replay
-from trials.spec import Load, TrialSpec
+from trials.spec import Load
 from trials.trace import Trace, save_trace
 from trials.units import SpecError
 
 vllm.prepare(make_spec("vllm", 32, 40))  # before anything imports torch
-ROOT = Path(__file__).parent.parent
+from trials.engines import vllm_args, vllm_opening  # noqa: E402
+
 SHARED = [[0, 1, 2, 3, 9], [0, 1, 2, 4], [0, 1, 2, 3], [5, 6], [0, 1, 7], [5, 6]]
 PROMPTS, OUTPUTS = [170, 140, 130, 80, 100, 66], [9, 12, 1, 20, 5, 7]
 SIZES = (32, 64, 128)
@@ -128,13 +141,17 @@ def test_forks_start_when_their_parent_holds_what_they_inherit_and_find_it_in_th
 
 
 def test_what_runs_is_read_back_and_bytes_are_named(shared: Trace) -> None:
-    engine = opened(shared, 32, 40, engine={"args": {"prefix_caching_hash_algo": "sha256_cbor"}}, watermark=0.05)
+    args = {"prefix_caching_hash_algo": "sha256_cbor", "async_scheduling": True, "compilation_config": {"mode": 0}}
+    engine = opened(shared, 32, 40, engine={"args": args}, watermark=0.05)
     knobs = dict(engine.facts.effective)
     assert knobs["attention_backend"] == "CPU_ATTN"
     assert knobs["prefix_caching_hash_algo"] == "sha256_cbor"
     assert knobs["watermark"] == "0.05"
     assert knobs["outputs"] == "recorded"
-    assert knobs["async_scheduling"] == "False"
+    assert knobs["async_scheduling"] == knobs["args.async_scheduling"] == "False", "a CPU's vLLM turns it off"
+    assert knobs["args.prefix_caching_hash_algo"] == "sha256_cbor"
+    assert knobs["args.compilation_config"] == "set"
+    assert (knobs["tensor_parallel_size"], knobs["pipeline_parallel_size"]) == ("1", "1")
     (geometry,) = engine.facts.groups
     assert (geometry.num_blocks, geometry.reserve_blocks, geometry.kernel_block_size) == (40, 1, 32)
     assert geometry.reuse_quantum_tokens == 32
@@ -146,6 +163,107 @@ def test_what_runs_is_read_back_and_bytes_are_named(shared: Trace) -> None:
     assert device.weights >= 4 * (2 * 512 * 64 + 2 * layer)
     assert abs(device.residual) < 64 << 20
     engine.close()
+
+
+@pytest.mark.parametrize("outputs", ["recorded", "live"])
+def test_a_turn_repeats_its_parents_answer_as_the_trace_or_the_model_has_it(
+    outputs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same ledger either way: what a turn repeats stands in the cache, whoever said it."""
+    trace = make_session([(40, 30), (10, 20), (5, 4)])
+    played = {"sessions": "closed", "outputs": outputs}
+    engine = opened(trace, 32, 40, played=played)
+    assert dict(engine.facts.effective)["outputs"] == outputs
+    asked: dict[int, list[int]] = {}
+    said: dict[int, list[int]] = {}
+    add, step = engine._llm.add_request, engine._llm.step  # type: ignore[attr-defined]
+
+    def added(name: str, prompt: dict[str, list[int]], *more: object, **named: object) -> object:
+        asked[int(name)] = list(prompt["prompt_token_ids"])
+        return add(name, prompt, *more, **named)
+
+    def stepped() -> list[object]:
+        found = step()
+        for output in found:
+            said.setdefault(int(output.request_id), []).extend(output.outputs[0].token_ids)
+        return found
+
+    monkeypatch.setattr(engine._llm, "add_request", added)  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine._llm, "step", stepped)  # type: ignore[attr-defined]
+    done = replay(engine, trace, offer(trace, make_spec("vllm", 32, 40, played=played).trace, ONCE, "cold"))
+    assert done.void_because == []
+    recorded = Content(trace).row_tokens(0, 512).tolist()[40:]
+    assert (said[0] == recorded) == (outputs == "recorded")
+    assert asked[1][:70] == asked[0] + said[0]
+    assert asked[2][:100] == asked[1] + said[1]
+    assert done.requests.cached_tokens.tolist() == [0, 64, 96]
+    columns = {name: column.tolist() for name, column in done.ledger.items()}
+    assert TURNS.setdefault("ledger", columns) == columns
+    engine.close()
+
+
+ONCE = Load(rate_scale=1.0)
+TURNS: dict[str, dict[str, list[int]]] = {}
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_folder_is_loaded_with_its_weights_or_as_a_shape(weights: bool, tmp_path: Path) -> None:
+    trace = make_requests([50, 70], [12, 9])
+    folder = make_folder(tmp_path / "model", weights)
+    engine = opened(trace, 32, 40, model={"path": str(folder)})
+    said: dict[int, list[int]] = {}
+    engine.on_pick = lambda row, token: said.setdefault(row, []).append(token)  # type: ignore[attr-defined]
+    driver = serve(engine, trace)
+    assert driver.delivered == {0: 12, 1: 9}
+    if weights:
+        assert said == {row: picks_of(folder, trace, row) for row in range(2)}, "other weights than the folder's"
+    else:
+        assert {row: len(tokens) for row, tokens in said.items()} == driver.delivered
+    engine.close()
+
+
+def test_a_step_says_what_was_compiled_in_it_and_the_replay_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    trace = make_requests([50, 60], [9, 12])
+    engine = opened(trace, 32, 40)
+    asked = offer(trace, make_spec("vllm", 32, 40).trace, ONCE, "cold")
+    assert replay(engine, trace, asked).void_because == []
+    execute, steps = engine._execute, []  # type: ignore[attr-defined]
+
+    def late(*arguments: object, **named: object) -> object:
+        steps.append(1)
+        if len(steps) == 4:
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
+        return execute(*arguments, **named)
+
+    monkeypatch.setattr(engine, "_execute", late)
+    (why,) = replay(engine, trace, asked).void_because
+    assert "1 compilations or graph captures inside the window, first in step 3," in why
+    engine.close()
+
+
+def test_captured_sizes_are_warmed_as_prompts_and_as_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU captures nothing; the steps that would be run are these."""
+    spec = make_spec("vllm", 32, 40)
+    geometry = pool_geometry(spec)
+    assert isinstance(geometry, PoolGeometry)
+    llm = vllm_args.open_llm(spec, geometry)
+    core = llm.engine_core.engine_core
+    execute, ran = core.model_executor.execute_model, []
+
+    def seen(output: Any, non_block: bool = False) -> object:
+        if output.total_num_scheduled_tokens:
+            ran.append((len(output.num_scheduled_tokens), output.total_num_scheduled_tokens))
+        return execute(output, non_block=non_block)
+
+    monkeypatch.setattr(core.model_executor, "execute_model", seen)
+    vllm_opening.every_captured_size(llm, geometry, [1, 2, 8, 64, 128])
+    assert (1, 64) in ran, "the largest chunk: a prompt of as many tokens as a step may hold"
+    assert (1, 128) not in ran
+    assert [step for step in ran if step[0] == 8] == [(8, 8)] * 3, "eight one-token prompts, then their decodes"
+    assert core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 39
+    vllm_opening.shut(llm)
 
 
 def test_a_step_that_fails_is_told_with_vllms_own_error(shared: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +290,11 @@ def test_a_step_that_fails_is_told_with_vllms_own_error(shared: Trace, monkeypat
         ({"engine": {"args": {"gpu_memory_utilisation": 0.5}}}, "gpu_memory_utilization"),
         ({"engine": {"args": {"block_size": 64}}}, "block_size follow from pool"),
         ({"engine": {"args": {"quantization": "no_such"}}}, "no_such"),
+        ({"engine": {"args": {"pipeline_parallel_size": 2}}}, "pipeline_parallel_size follow from"),
+        ({"engine": {"args": {"enforce_eager": "maybe"}}}, "enforce_eager: true or false is needed"),
+        ({"engine": {"args": {"max_num_active_seqs": "many"}}}, "--max-num-active-seqs: Value many cannot be"),
+        ({"engine": {"args": {"compilation_config": {"mod": 0}}}}, "Unexpected keyword argument"),
+        ({"engine": {"args": {"_api_process_rank": 1}}}, "no argument '_api_process_rank'"),
     ],
 )  # fmt: skip
 def test_what_it_will_not_run_is_refused_in_its_own_words(
@@ -202,15 +325,6 @@ def test_the_domain_is_what_the_attention_backend_says() -> None:
         vllm.accepts(make_spec("vllm", 32, 40, engine={"args": {"blok_size": 1}}))
 
 
-def run_worker(spec: TrialSpec, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = folder / "spec.json"
-    path.write_text(spec.model_dump_json())
-    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(folder)}
-    command = [sys.executable, "-P", "-m", "trials.worker", *arguments, str(path)]
-    command += [] if arguments else [str(folder)]
-    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=280)
-
-
 def test_the_worker_runs_a_trial_under_this_interpreter(shared: Trace, tmp_path: Path) -> None:
     save_trace(shared, tmp_path / "t.parquet")
     ended = run_worker(make_spec("vllm", 64, 40, str(tmp_path / "t.parquet")), tmp_path)
@@ -224,3 +338,4 @@ def test_the_worker_runs_a_trial_under_this_interpreter(shared: Trace, tmp_path:
     started = json.loads((tmp_path / "attempt.json").read_text())["engine_start"]
     assert started["load_s"] > 0
     assert started["warmup_s"] > 0
+    assert (started["compile_s"], started["capture_s"]) == (0, 0), "a CPU's vLLM runs eagerly unless it is asked"

@@ -130,6 +130,13 @@ class VllmServing(VllmScheduler):
         super()._on_step(output)
         return self._execute(output, non_block=non_block)
 
+    def _tokens(self, scheduled: dict[str, int]) -> list[list[int]]:
+        """Who computes its last known token in this step; what comes next is the model's to say."""
+        requests = self.scheduler.requests
+        ends = (name for name in scheduled if requests[name].num_computed_tokens >= requests[name].num_tokens)
+        self._sampled = [int(name) for name in ends]
+        return []
+
     def _token_of(self, name: str) -> int:
         """The recorded token of a request in this step; any for one that is still in its prompt."""
         request = self.scheduler.requests.get(name)
