@@ -19,11 +19,12 @@ define stage
 	echo "== $(1): $$(( $$(date +%s) - begin )) s"; exit $$status
 endef
 
-.PHONY: help install engines demo test lint types unit test-engines gpu-check full clean
+.PHONY: help install engines demo test lint types unit test-browser test-engines gpu-check full clean
 
 help:
 	@echo "make demo     set up .venv, then search block sizes on this machine with real tensors"
 	@echo "make test     set up .venv, then lint, types and tests"
+	@echo "make test-browser  the report and the MLflow UI in headless Chromium (Debian: apt-get install chromium)"
 	@echo "make engines  set up $(ENGINES): vLLM for CPU and transformers, about 3.6 GB"
 	@echo "make test-engines  set it up, test the engines in it, compare our scheduler with vLLM's own"
 	@echo "make gpu-check  on a machine with a GPU: torch_paged's laws and decode attention by block size, in 8 minutes"
@@ -63,7 +64,11 @@ types: $(STAMP)
 	$(call stage,types,$(BIN)/mypy)
 
 unit: $(STAMP)
-	$(call stage,unit,$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu")
+	$(call stage,unit,$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not browser")
+
+# Chromium comes from the system: .ci/run installs Debian's where it is missing.
+test-browser: $(STAMP)
+	$(call stage,browser,$(BIN)/python -m pytest -q -m browser tests/browser)
 
 # One process a file: each engine settles threads and environment for itself.
 test-engines: $(ENGINES_STAMP)

@@ -9,6 +9,7 @@ from orchestrator.shown import Focus, Sweep
 from trials.ledger import ACCOUNTS
 from trials.result import TrialResult
 
+_STRETCHES = 120  # of time in a plot: each some pixels wide
 NO_LEDGER = "No trial has left a ledger yet."
 
 
@@ -16,7 +17,7 @@ def binned(sweep: Sweep) -> Iterator[tuple[Focus, Binned]]:
     """The candidates in focus over time; those in whose replay no time passed are left out."""
     for focus in sweep.focus:
         effective = focus.result.effective
-        found = None if effective is None else bin_ledger(focus.rows, effective)
+        found = None if effective is None else bin_ledger(focus.rows, effective, _STRETCHES)
         if found is not None:
             yield focus, found
 

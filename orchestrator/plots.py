@@ -91,8 +91,8 @@ def _inline(svg: str, said: Said) -> str:
 
 
 def _short(number: re.Match[str]) -> str:
-    """Two decimals of a point are below what any screen shows, and half of the page's bytes."""
-    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+    """A tenth of a point is less than what a screen shows; more decimals are half of a page's bytes."""
+    return f"{float(number[0]):.1f}".removesuffix(".0")
 
 
 def titled(axes: Any, words: str) -> None:

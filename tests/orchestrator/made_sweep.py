@@ -109,3 +109,20 @@ def _candidate(records: list[TrialRecord]) -> CandidateOutcome:
         behind_best=Interval(mean=3.5, low=1.0, high=6.0) if size == 16 else None, tied=size == 16,
         evidence="modelled",
     )  # fmt: skip
+
+
+def settled(records: list[TrialRecord]) -> Outcome:
+    """Every trial a candidate of its own, named by its parameters; the first is chosen."""
+    one = [_candidate([r]) for r in records]
+    labels = [" ".join(f"{k.rpartition('.')[2]}={v}" for k, v in r.params.items()) for r in records]
+    candidates = [c.model_copy(update={"label": name}) for c, name in zip(one, labels, strict=True)]
+    won = candidates[0]
+    verdicts = tuple(
+        VerdictRow(option=c.label, control=False, signal=f"{c.value} tokens/s", verdict="inspect", reason="made up")
+        for c in candidates
+    )
+    return Outcome(
+        kind="knee", sentence=f"Use {won.label}.", objective="qualified_output_throughput", winner=won.label,
+        winner_trial=won.trials[0], winner_trials=won.trials, min_gain=0.02, num_repeats=1, noise="made up",
+        candidates=tuple(candidates), verdicts=verdicts,
+    )  # fmt: skip
