@@ -6,9 +6,12 @@ count in a wider one, and controls outside the space (which have no parameters) 
 to samplers by their place in order, categories as such; what does not matter at a candidate is at its usual value.
 """
 
+import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import optuna
@@ -16,23 +19,15 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from orchestrator.past import MOST_OVER, shown
+from orchestrator.past import Past as Past
+from search_spaces.design import spread
 from search_spaces.dimension import Dimension, Value
 from search_spaces.neighbours import key_of, unasked_near
 from search_spaces.space import Space
 
-_STARTUP = 10  # random proposals before a model is used; what TPE and GP take by default
+_STARTUP = {"tpe": 10, "gp": 6}  # candidates spread over the space before a model is used
 POPULATION = 24  # of a generation of NSGA-II
-_MOST_OVER = 10.0  # a bound missed by more than so many times itself tells a model nothing more
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """A candidate that was asked for, and what came of it. `values` None: it runs yet, or gave no answer."""
-
-    params: Mapping[str, Value]
-    values: tuple[float, ...] | None
-    constraints: Mapping[str, float] = field(default_factory=dict)  # <= 0 holds
-    running: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +39,63 @@ class Proposal:
 
 
 SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
-    "tpe": lambda seed: TPESampler(seed=seed, n_startup_trials=_STARTUP),
-    "gp": lambda seed: GPSampler(seed=seed, n_startup_trials=_STARTUP, warn_independent_sampling=False),
+    "tpe": lambda seed: TPESampler(seed=seed, n_startup_trials=1),
+    "gp": lambda seed: GPSampler(seed=seed, n_startup_trials=1, warn_independent_sampling=False),
     "nsga2": lambda seed: NSGAIISampler(seed=seed, population_size=POPULATION),
     "random": lambda seed: RandomSampler(seed=seed),
 }
 
 
-def propose(sampler: str, space: Space, past: Sequence[Past], seed: int, directions: Sequence[str]) -> Proposal:
-    """The next candidate. Where the sampler names a known one, the nearest that is new, if there is one near."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(directions=list(directions), sampler=SAMPLERS[sampler](seed))
-    axes = {d.field: _axis(d) for d in space.dimensions}
-    study.add_trials(list(_trials(space, past, axes)))
-    drawn = study.ask(axes).params
-    named = space.canonical({d.field: _value(d, drawn[d.field]) for d in space.dimensions})
-    asked = {key_of(p.params) for p in past}
-    near = unasked_near(space, named, asked, seed)
+def seed_of(seed: int, number: int) -> int:
+    """A seed of its own for each ask, so that a resumed search draws what an unbroken one would have."""
+    return int.from_bytes(hashlib.sha256(f"kvknee-ask:{seed}:{number}".encode()).digest()[:4], "big")
+
+
+def propose(
+    sampler: str, space: Space, past: Sequence[Past], draw: tuple[int, int], directions: Sequence[str]
+) -> Proposal:
+    """The next candidate; `draw`: the search's seed, and the number of the trial that it is for.
+
+    Where the sampler names a known one, the nearest that is new, if there is one near.
+    """
+    asked = {p.key or key_of(p.params) for p in past}
+    if len(asked) <= (first := _STARTUP.get(sampler, 0)):
+        new = (c for c in spread(space, first, draw[0]) if key_of(c) not in asked)
+        if (candidate := next(new, None)) is not None:
+            return Proposal(candidate)
+    named = _named(sampler, space, past, seed_of(*draw), directions)
+    near = unasked_near(space, named, asked, seed_of(*draw))
     if near is None or near == named:
         return Proposal(named)
     return Proposal(near, named)
+
+
+def _named(
+    sampler: str, space: Space, past: Sequence[Past], seed: int, directions: Sequence[str]
+) -> dict[str, Value]:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(directions=list(directions), sampler=SAMPLERS[sampler](seed))
+    axes = {d.field: _axis(d) for d in space.dimensions}
+    seen = shown(past, directions)
+    ranked = _by_rank(seen) if sampler == "gp" else seen
+    study.add_trials(list(_trials(space, ranked, axes)))
+    drawn = study.ask(axes).params
+    return space.canonical({d.field: _value(d, drawn[d.field]) for d in space.dimensions})
+
+
+def _by_rank(past: Sequence[Past]) -> list[Past]:
+    """With values replaced by normal scores of their ranks (Blom 1958), equals alike: a Gaussian process then sees
+    no cliffs, of which a space is full where an SLO breaks."""
+    answered = [p.values for p in past if p.values is not None]
+    columns = [_scores(column) for column in zip(*answered, strict=True)]
+    scores = iter(zip(*columns, strict=True))
+    return [p if p.values is None else replace(p, values=next(scores)) for p in past]
+
+
+def _scores(values: Sequence[float]) -> list[float]:
+    below = {v: sum(x < v for x in values) for v in values}
+    equal = Counter(values)
+    return [NormalDist().inv_cdf((below[v] + equal[v] / 2) / len(values)) for v in values]
 
 
 def _axis(d: Dimension) -> BaseDistribution:
@@ -84,10 +116,7 @@ def _coordinate(d: Dimension, value: Value) -> Value:
 def _trials(space: Space, past: Sequence[Past], axes: dict[str, BaseDistribution]) -> Sequence[FrozenTrial]:
     names = sorted({name for p in past for name in p.constraints})
     trials: list[FrozenTrial] = []
-    answered = 0
     for p in past:
-        if p.values is None and not p.running:
-            continue
         whole = {d.field: p.params.get(d.field, space.usual(d)) for d in space.dimensions}
         trial = create_trial(
             state=TrialState.COMPLETE if p.values is not None else TrialState.RUNNING,
@@ -95,9 +124,8 @@ def _trials(space: Space, past: Sequence[Past], axes: dict[str, BaseDistribution
             params={d.field: _coordinate(d, whole[d.field]) for d in space.dimensions},
             distributions=axes,
             constraints=_even(p, names),
-            system_attrs=_generation(answered),
+            system_attrs=_generation(p.before),
         )
-        answered += p.values is not None
         trials.append(trial)
     return trials
 
@@ -106,7 +134,7 @@ def _even(p: Past, names: Sequence[str]) -> dict[str, float] | None:
     """The same bounds for everyone, as a Gaussian process needs: one not met there holds as well as can be."""
     if p.values is None or not names:
         return None
-    return {name: max(-1.0, min(p.constraints.get(name, -1.0), _MOST_OVER)) for name in names}
+    return {name: max(-1.0, min(p.constraints.get(name, -1.0), MOST_OVER)) for name in names}
 
 
 def _generation(answered: int) -> dict[str, int]:

@@ -6,10 +6,9 @@ trials without parameters, and carry the attribute kvknee.control. Which candida
 (`samplers`); it is enqueued here, so nothing is drawn in this study itself.
 """
 
-import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -26,7 +25,7 @@ from search_spaces.objective import DIRECTIONS, Score, values_of
 from search_spaces.space import Value
 
 _CONTROL, _REPEAT, _INSTEAD = "kvknee.control", "kvknee.repeat", "kvknee.instead_of"
-_ROLE, _OF, _BEAT = "kvknee.role", "kvknee.of", "kvknee.beat"  # measured again beside the budget
+_ROLE, _OF, _BEAT, _SLOT = "kvknee.role", "kvknee.of", "kvknee.beat", "kvknee.slot"  # measured again
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +35,6 @@ class Asked:
     number: int
     point: Point
     note: str = ""
-
-
-def seed_of(seed: int, number: int) -> int:
-    """A seed of its own for each ask, so that a resumed search draws what an unbroken one would have."""
-    return int.from_bytes(hashlib.sha256(f"kvknee-ask:{seed}:{number}".encode()).digest()[:4], "big")
 
 
 class SweepStudy:
@@ -56,6 +50,8 @@ class SweepStudy:
             if (params := sweep.space.params_of(sweep.space.policy_of(spec))) is not None
         }  # fmt: skip
         self._handles: dict[int, optuna.Trial] = {}
+        self._decoded: dict[int, tuple[Key, dict[str, Value]]] = {}  # by number: a trial's candidate stays
+        self._came: dict[Key, tuple[int, Past]] = {}  # candidate -> its trials, all over, and what came of them
         self._left_running = [t.number for t in self._trials(TrialState.RUNNING)]
         self._enqueue_plan()
 
@@ -78,14 +74,23 @@ class SweepStudy:
     def _enqueue(self, point: Point, note: str = "") -> None:
         attrs = {_REPEAT: point.repeat, **({_CONTROL: point.control} if point.control else {})}
         if point.beside is not None:
-            attrs |= {_ROLE: point.beside.role, _OF: point.beside.of, _BEAT: point.beside.beat}
+            beside = point.beside
+            attrs |= {_ROLE: beside.role, _OF: beside.of, _BEAT: beside.beat, _SLOT: beside.slot}
         encoded = self._sweep.space.encode(dict(point.params)) if point.params else {}
         self._study.enqueue_trial(encoded, user_attrs=attrs | ({_INSTEAD: note} if note else {}))
 
     def _params(self, trial: FrozenTrial) -> dict[str, Value]:
         """The candidate of a trial; empty for what stands beside the budget."""
-        held = held_by(trial)
-        return {} if _is_beside(trial) or not held else self._sweep.space.decode(held)
+        return self._candidate(trial)[1]
+
+    def _candidate(self, trial: FrozenTrial) -> tuple[Key, dict[str, Value]]:
+        if (known := self._decoded.get(trial.number)) is not None:
+            return known
+        held = {} if _is_beside(trial) else held_by(trial)
+        params = self._sweep.space.decode(held) if held else {}
+        if held.keys() == self._distributions.keys() or _is_beside(trial):
+            self._decoded[trial.number] = key_of(params), params
+        return key_of(params), params
 
     def _key(self, trial: FrozenTrial) -> tuple[object, ...]:
         attrs = trial.user_attrs
@@ -130,7 +135,7 @@ class SweepStudy:
 
     def _enqueue_proposal(self, number: int) -> None:
         config, space = self._sweep.config, self._sweep.space
-        found = propose(config.sampler, space, self._past(), seed_of(config.seed, number), self._directions)
+        found = propose(config.sampler, space, self._past(), (config.seed, number), self._directions)
         note = ""
         if found.instead_of is not None:
             known = space.label(space.policy_of(space.suggest(found.instead_of)))
@@ -141,10 +146,22 @@ class SweepStudy:
         """What came of each candidate, controls that are one included: means over its windows, its worst bounds."""
         found: dict[Key, tuple[dict[str, Value], list[FrozenTrial]]] = {}
         for trial in self._trials():
-            params = self._params(trial) or self._control_params.get(trial.user_attrs.get(_CONTROL, ""))
+            key, params = self._candidate(trial)
+            if not params and (control := self._control_params.get(trial.user_attrs.get(_CONTROL, ""))):
+                key, params = key_of(control), control
             if params:
-                found.setdefault(key_of(params), (params, []))[1].append(trial)
-        return [_came_of(params, trials) for params, trials in found.values()]
+                found.setdefault(key, (params, []))[1].append(trial)
+        return [self._of(key, params, trials) for key, (params, trials) in found.items()]
+
+    def _of(self, key: Key, params: Mapping[str, Value], trials: list[FrozenTrial]) -> Past:
+        """What came of a candidate; worked out once where all its trials are over, so that an ask stays cheap."""
+        known = self._came.get(key)
+        if known is not None and known[0] == len(trials):
+            return known[1]
+        past = replace(_came_of(params, trials), key=key)
+        if all(t.state.is_finished() for t in trials):
+            self._came[key] = len(trials), past
+        return past
 
     def _reopen(self, number: int) -> Asked:
         """A trial left RUNNING: the same number, the same parameters, those not yet written included."""
@@ -212,7 +229,7 @@ def _key_of(point: Point) -> tuple[object, ...]:
 
 def _beside(trial: FrozenTrial) -> Beside | None:
     attrs = trial.user_attrs
-    return Beside(attrs[_ROLE], int(attrs[_OF]), attrs[_BEAT]) if _ROLE in attrs else None
+    return Beside(attrs[_ROLE], int(attrs[_OF]), attrs[_BEAT], attrs[_SLOT]) if _ROLE in attrs else None
 
 
 def _is_beside(trial: FrozenTrial) -> bool:

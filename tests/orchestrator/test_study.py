@@ -5,7 +5,8 @@ import math
 import optuna
 from fake_rooms import make_sweep
 
-from orchestrator.study import SweepStudy, seed_of
+from orchestrator.samplers import seed_of
+from orchestrator.study import SweepStudy
 from search_spaces.objective import Score
 from search_spaces.outcome import ClauseSeen
 

@@ -1,0 +1,55 @@
+"""What came of candidates that were asked for, and how much of it a sampler is shown. Pure."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from search_spaces.dimension import Value
+from search_spaces.neighbours import Key
+
+_MOST_SHOWN = 128  # candidates
+_BEST_SHOWN = 32  # of these, the best; the others are the newest, and all that run
+MOST_OVER = 10.0  # a bound missed by more than so many times itself tells a model nothing more
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A candidate that was asked for, and what came of it. `values` None: it runs yet, or gave no answer."""
+
+    params: Mapping[str, Value]
+    values: tuple[float, ...] | None
+    constraints: Mapping[str, float] = field(default_factory=dict)  # <= 0 holds
+    running: bool = False
+    key: Key = ()  # of `params`, where it is known already
+    before: int = 0  # how many answered before it
+
+
+def shown(past: Sequence[Past], directions: Sequence[str]) -> list[Past]:
+    """What a sampler is shown of the past, in its order: all of it, or 128 of more.
+
+    A model of a thousand candidates proposes no better than one of a hundred and takes minutes (what an ask costs
+    must not grow with the search): of many, the best by each direction and the newest are shown, and whatever runs.
+    """
+    said: list[Past] = []
+    answered = 0
+    for p in past:
+        if p.values is not None or p.running:
+            said.append(p if p.before == answered else replace(p, before=answered))
+        answered += p.values is not None
+    if len(said) <= _MOST_SHOWN:
+        return said
+    kept = {n for n, p in enumerate(said) if p.running}
+    done = [n for n, p in enumerate(said) if p.values is not None]
+    for place, direction in enumerate(directions):
+        done.sort(key=lambda n: _badness(said[n], place, direction))
+        kept.update(done[: _BEST_SHOWN // len(directions)])
+    newest = (n for n in range(len(said) - 1, -1, -1) if n not in kept)
+    kept.update(itertools.islice(newest, max(0, _MOST_SHOWN - len(kept))))
+    return [said[n] for n in sorted(kept)]
+
+
+def _badness(p: Past, place: int, direction: str) -> tuple[float, float]:
+    """Least for the best: what misses a bound comes after all that miss none, by how far."""
+    assert p.values is not None
+    over = sum(max(0.0, min(bound, MOST_OVER)) for bound in p.constraints.values())
+    return over, p.values[place] if direction == "minimize" else -p.values[place]
