@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import typer
 
+from orchestrator.redaction import redacted
 from trials.units import SpecError
 
 _REMEDIES = {
@@ -64,6 +65,7 @@ def _our_fault(error: Exception, as_json: bool) -> typer.Exit:
 
 
 def _end(code: int, words: str, as_json: bool) -> typer.Exit:
+    words = redacted(words, named=False)
     if as_json:
         typer.echo(json.dumps({"error": words.removeprefix("error: "), "exit_code": code}))
     typer.echo(words, err=True)
@@ -73,5 +75,5 @@ def _end(code: int, words: str, as_json: bool) -> typer.Exit:
 def _keep() -> str:
     handle, path = tempfile.mkstemp(prefix="kvknee-traceback-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8") as out:
-        out.write(traceback.format_exc())
+        out.write(redacted(traceback.format_exc(), named=False))
     return path

@@ -10,14 +10,17 @@ from orchestrator.cli_options import Json, Out, answer
 
 recipes_app = typer.Typer(rich_markup_mode=None)
 
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE.yaml|runs:/ID|models:/NAME@ALIAS")]
+Tracking = Annotated[
+    str | None, typer.Option(metavar="URI", help="Whose runs:/ or models:/; by default MLFLOW_TRACKING_URI.")
+]
+
 
 @recipes_app.command()
 def reproduce(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE.yaml|runs:/ID|models:/NAME@ALIAS")],
+    recipe: Recipe,
     out: Out = None,
-    tracking: Annotated[
-        str | None, typer.Option(metavar="URI", help="Whose runs:/ or models:/; by default MLFLOW_TRACKING_URI.")
-    ] = None,
+    tracking: Tracking = None,
     python: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The engine's interpreter here, if not where the recipe says."),
@@ -66,8 +69,9 @@ def diff(
 
 @recipes_app.command()
 def check(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml")],
+    recipe: Recipe,
     trace: Annotated[Path, typer.Option("--trace", metavar="NEW", help="What is served now.")],
+    tracking: Tracking = None,
     as_json: Json = False,
 ) -> None:
     """Has the workload's shape, or the engine, moved from under a recipe? Exit 4 if the sweep must be run again.
@@ -76,6 +80,8 @@ def check(
     """
     with verb(as_json):
         from orchestrator.check import check as check_recipe
+        from orchestrator.reproduce import at_hand
 
-        found = check_recipe(recipe, trace)
+        with at_hand(recipe, tracking) as path:
+            found = check_recipe(path, trace)
         answer(found, as_json)

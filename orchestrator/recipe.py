@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pyarrow.parquet as pq
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.folder import SweepFolder, TrialRecord, write_text
 from orchestrator.ledger_diff import rows_of
@@ -66,9 +66,9 @@ class ExpectedReplay(_Model):
 
 
 class Beside(_Model):
-    """A file beside the recipe."""
+    """A file beside the recipe: a plain name, so that no recipe leads elsewhere."""
 
-    file: str
+    file: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=200)
     sha256: str
 
 
@@ -140,14 +140,8 @@ def _load(kind: str, value: float) -> Load:
 
 
 def load_recipe(path: Path | str) -> Recipe:
-    """Read and validate; SpecError says what is wrong. Only files can be read yet."""
-    text = str(path)
-    if text.startswith(("runs:", "models:")):
-        raise SpecError(
-            f"{text}: recipes cannot be fetched from MLflow yet; download the run's artifact recipe.yaml "
-            "with the two .parquet files beside it, and name that file"
-        )
-    return validated(Recipe, read_yaml(Path(path)), f"{text}: not a recipe")
+    """Read and validate a file; SpecError says what is wrong. `reproduce.at_hand` fetches one from MLflow."""
+    return validated(Recipe, read_yaml(Path(path)), f"{path}: not a recipe")
 
 
 def write_recipe(folder: Path) -> Path | None:

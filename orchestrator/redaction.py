@@ -21,11 +21,15 @@ def without_password(uri: str) -> str:
     return redacted(uri, {})
 
 
-def redacted(text: str, env: Mapping[str, str] | None = None) -> str:
-    """The text without secrets. `env`: whose secret-looking variables are looked for; None: this process's."""
+def redacted(text: str, env: Mapping[str, str] | None = None, named: bool = True) -> str:
+    """The text without secrets. `env`: whose secret-looking variables are looked for; None: this process's.
+
+    `named` False leaves what only a name before it makes a secret (`token: abc`): for words that are our own.
+    """
     text = URI_PASSWORD.sub(rf"\g<before>:{HIDDEN}@", text)
     text = _BEARER.sub(rf"\1{HIDDEN}", text)
-    text = _ASSIGNED.sub(_hide_assigned, text)
+    if named:
+        text = _ASSIGNED.sub(_hide_assigned, text)
     for value in secret_values(os.environ if env is None else env):
         text = text.replace(value, HIDDEN)
     return text

@@ -7,9 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from made_sweep import NASTY, WINNER, build, make_spec, save_outcome
+from pydantic import ValidationError
 
 from orchestrator.folder import SweepFolder
-from orchestrator.recipe import LOCK_COLUMNS, Recipe, load_recipe, write_recipe
+from orchestrator.recipe import LOCK_COLUMNS, Beside, Recipe, load_recipe, write_recipe
 from trials.fingerprint import file_digest, spec_hash
 from trials.units import SpecError
 from trials.worker import run_trial
@@ -141,10 +142,10 @@ def test_a_trace_that_is_nowhere_is_refused_with_both_places(copied: SweepFolder
         load_recipe(copied.recipe_yaml).resolved_spec(copied.path)
 
 
-@pytest.mark.parametrize("locator", ["runs:/abc", "models:/name@champion"])
-def test_registries_are_answered_with_a_way_out(locator: str) -> None:
-    with pytest.raises(SpecError, match="download the run's artifact"):
-        load_recipe(locator)
+@pytest.mark.parametrize("name", ["../x.parquet", "/etc/passwd", "a/b", "..", "", ".hidden"])
+def test_a_file_beside_a_recipe_has_a_plain_name(name: str) -> None:
+    with pytest.raises(ValidationError, match="file"):
+        Beside(file=name, sha256="0" * 64)
 
 
 def test_an_unknown_key_is_refused_by_name(copied: SweepFolder) -> None:

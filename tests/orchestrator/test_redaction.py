@@ -43,6 +43,11 @@ def test_a_uri_is_shown_without_its_password_and_showing_it_again_changes_nothin
     assert without_password(shown) == shown == "postgresql://u:***@h/db"
 
 
+def test_our_own_words_about_a_name_stay() -> None:
+    said = "engine.api_key: unknown key; postgresql://u:pw@h and hf_12345678"
+    assert redacted(said, ENV, named=False) == "engine.api_key: unknown key; postgresql://u:***@h and ***"
+
+
 def test_a_text_without_any_break_takes_no_longer_than_one_with_many() -> None:
     """It was looked through once a letter: nine thousand letters took a second, a log would have taken hours."""
     assert redacted("x" * 2_000_000, ENV) == "x" * 2_000_000
