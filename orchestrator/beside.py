@@ -1,9 +1,10 @@
 """Trials beside the budget that measure a candidate again, once the search is over: which, and with what spec.
 
-reprieve: who is out of a race because of a leader that fell. neighbour: next to the tied set, whether one that lost
-a race is worse or only not better. confirm: winner, default and best fixed block on windows that the search never
-saw. survival: the winner under bursts of cancels and forks; where it does not survive, the next candidate is tried.
-All of it follows from finished trials alone, so that a resumed sweep asks for the same.
+slot: a control on a slot that others were measured on. reprieve: who is out of a race because its leader fell.
+neighbour: next to the tied set, whether one that lost a race is worse or only not better. confirm: winner, default
+and best fixed block on windows that the search never saw. survival: the winner under bursts of cancels and forks;
+where it does not survive, the next candidate is tried. All of it follows from finished trials alone, so that a
+resumed sweep asks for the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +22,13 @@ from trials.slo import parse_slo
 from trials.spec import Load, Measure, TrialSpec
 
 
-def wanted(records: Sequence[TrialRecord], sweep: Sweep) -> list[Point]:
-    """What is still to be measured before the outcome stands; empty where nothing is, or nothing is feasible."""
+def wanted(records: Sequence[TrialRecord], sweep: Sweep, slots: Sequence[str] = ()) -> list[Point]:
+    """What is still to be measured before the outcome stands; empty where nothing is, or nothing is feasible.
+
+    `slots`: those that the executor has.
+    """
+    if points := list(_on_other_slots(records, sweep, slots)):
+        return points
     slo = parse_slo(sweep.config.slo)
     searched = [
         (r, judged(r, sweep, slo)) for r in records if r.card.role in OF_THE_SEARCH and r.state != "running"
@@ -39,11 +45,27 @@ def wanted(records: Sequence[TrialRecord], sweep: Sweep) -> list[Point]:
 
     known = {asks(r.number, r.card.role, r.repeat, r.card.beat) for r in records if r.card.role is not None}
     for stage in (_neighbours, _confirming, _surviving):
-        points = [(p, p.beside) for p in stage(decision, sweep) if p.beside is not None]
-        left = [p for p, b in points if asks(b.of, b.role, p.repeat, b.beat) not in known]
+        stands = [(p, p.beside) for p in stage(decision, sweep) if p.beside is not None]
+        left = [p for p, b in stands if asks(b.of, b.role, p.repeat, b.beat) not in known]
         if left:
             return left
     return []
+
+
+def _on_other_slots(records: Sequence[TrialRecord], sweep: Sweep, slots: Sequence[str]) -> Iterator[Point]:
+    """Each control on each slot that the search was measured on: what a slot gives is told by the same work."""
+    if not sweep.timed:
+        return
+    used = {r.slot for r in records if r.card.role is None and r.result is not None} & set(slots)
+    if len(used) < 2:
+        return
+    controls = [r for r in records if r.control is not None and r.repeat == 0 and r.result is not None]
+    seen = {(sweep.candidate(r.spec), r.card.slot or r.slot) for r in records if r.repeat == 0}
+    for record in controls:
+        for slot in sorted(used):
+            if (asked := (sweep.candidate(record.spec), slot)) not in seen:
+                seen.add(asked)
+                yield Point((), None, 0, Beside("slot", record.number, None, slot))
 
 
 def _first(candidate: Candidate) -> int:

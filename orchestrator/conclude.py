@@ -104,6 +104,7 @@ def _measured(record: TrialRecord, judged: Score, sweep: Sweep) -> Measured:
         control=record.control,
         block_size=effective.block_size if effective else 0,
         evidence=record.result.evidence if record.result else "",
+        slot=record.slot if sweep.timed else "",
     )
 
 

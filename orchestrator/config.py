@@ -116,9 +116,14 @@ class Sweep:
     notes: tuple[str, ...] = ()
 
     @property
+    def timed(self) -> bool:
+        """Whether times are taken from a clock, so that slots may differ."""
+        return self.config.engine.name not in MODELLED
+
+    @property
     def measured(self) -> bool:
         """Whether times are taken from this machine's CPU: such trials never run beside another."""
-        return self.config.engine.name not in MODELLED and self.config.engine.device == "cpu"
+        return self.timed and self.config.engine.device == "cpu"
 
     def spec(self, point: Point) -> TrialSpec:
         """The trial's spec: candidate or control, on the window of its repeat."""

@@ -73,6 +73,10 @@ class Executor(Protocol):
     def slots(self) -> int:
         """How many jobs may run at once."""
 
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """By which a job can ask for one; in service or not."""
+
     def submit(self, job: Job) -> None:
         """Queue a job; at most `slots` unfinished ones at a time."""
 

@@ -43,6 +43,7 @@ class TrialCard(BaseModel):
     role: Role | None = None  # measured again beside the budget: why
     of: int | None = None  # then the trial whose candidate it is
     beat: float | None = None  # role neighbour: the load that it has to hold
+    slot: str | None = None  # role slot: where it has to run
     trace_hash: str | None = None  # of a trace that is not the sweep's own
     notes: tuple[str, ...] = ()
 
@@ -77,6 +78,11 @@ class TrialRecord:
     @property
     def number(self) -> int:
         return self.card.number
+
+    @property
+    def slot(self) -> str:
+        """Where the attempt that decides ran, as its executor calls it; empty where that was not written down."""
+        return str(self.info.get("slot") or "")
 
     @property
     def control(self) -> str | None:

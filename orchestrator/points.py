@@ -5,8 +5,13 @@ from typing import Literal
 
 from search_spaces.space import Value
 
-Role = Literal["reprieve", "neighbour", "confirm", "survival"]
-OF_THE_SEARCH: tuple[Role | None, ...] = (None, "reprieve", "neighbour")  # what counts as a measurement of it
+Role = Literal["slot", "reprieve", "neighbour", "confirm", "survival"]
+OF_THE_SEARCH: tuple[Role | None, ...] = (
+    None,
+    "slot",
+    "reprieve",
+    "neighbour",
+)  # what counts as a measurement of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,7 @@ class Beside:
     role: Role
     of: int
     beat: float | None = None
+    slot: str | None = None  # where it has to run
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class Running:
         write_text(path / "spec.json", canonical_json(card.spec.model_dump(mode="json")) + "\n")
         where = self._sweep.config.executor
         deadlines = where.start_deadline_s, where.run_deadline_s
-        job = Job(card.number, attempt, card.spec, path, *deadlines, avoid=lost_on)
+        job = Job(card.number, attempt, card.spec, path, *deadlines, slot=card.slot, avoid=lost_on)
         self._active[card.number] = Active(card, job, self._rooms.now_s(), lost_on)
         self._rooms.executor.submit(job)
 

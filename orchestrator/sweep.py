@@ -93,7 +93,7 @@ class Driver:
 
     def _again(self) -> list[Point]:
         """The search is over: what is measured again before its outcome stands."""
-        return wanted(self._rooms.folder.load_trials(), self._sweep)
+        return wanted(self._rooms.folder.load_trials(), self._sweep, self._rooms.executor.slot_names)
 
     def _may_ask(self) -> bool:
         if self._known.num_waiting >= self.at_once:
@@ -152,19 +152,23 @@ class Driver:
                 }))  # fmt: skip
                 return
             card = card.model_copy(update={"spec": asked, "spec_hash": self._sweep.hash(asked)})
-        if (source := self._known.answer(card.spec)) is not None:
+        source = self._known.answer(card.spec) if card.slot is None else None  # on this slot it is not known
+        if source is not None:
             self._reuse(card, source)
+        elif card.slot is not None and card.slot not in self._rooms.executor.slot_names:
+            self._finish(card.model_copy(update={"state": "failed", "reason": f"slot {card.slot} is gone"}))
         else:
             self._running.submit(card)
 
     def _before(self, card: TrialCard) -> int | None:
-        """The trial that runs and has to be over first: its twin, or its candidate's first window in a race."""
+        """The trial that runs and has to be over first: its twin, the one on its slot, or, in a race, the first
+        window of its candidate."""
         asks = self._sweep.question(card.spec)
         first = self._race.first_of(card) if self._race is not None and card.role is None else None
         for other in self._running.cards:
-            if self._sweep.question(other.spec) == asks:
-                return other.number
-            if first is not None and other.repeat == 0 and self._sweep.candidate(other.spec) == first:
+            twin = self._sweep.question(other.spec) == asks if card.slot is None else other.slot == card.slot
+            opens = first is not None and other.repeat == 0 and self._sweep.candidate(other.spec) == first
+            if twin or opens:
                 return other.number
         return None
 
@@ -175,7 +179,7 @@ class Driver:
             number=asked.number, control=point.control, params=dict(point.params), repeat=point.repeat, spec=spec,
             spec_hash=self._sweep.hash(spec, other), build=self._rooms.build, trace_hash=other,
             role=beside.role if beside else None, of=beside.of if beside else None,
-            beat=beside.beat if beside else None,
+            beat=beside.beat if beside else None, slot=beside.slot if beside else None,
         )  # fmt: skip
 
     def _impossible(self, asked: Asked, why: str) -> None:

@@ -5,7 +5,7 @@ min_gain. Of the tied, the default stays if it is among them; else the one that 
 qualified token at one load that all of them met.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
@@ -14,6 +14,7 @@ from search_spaces.candidates import Measured as Measured
 from search_spaces.noise import paired_interval
 from search_spaces.outcome import Interval, Kind
 from search_spaces.proofs import Proofs
+from search_spaces.slots import Effects, adjusted, paired, slot_effects
 from search_spaces.space import Space
 
 
@@ -47,6 +48,7 @@ class Decision:
     smallest_effect: float | None
     phases_agree: bool
     proofs: Proofs = field(default_factory=Proofs)
+    slots: Effects = field(default_factory=dict)
     beyond: tuple[Candidate, ...] = ()  # measured and worse, next to the tied set
     missing: tuple[str, ...] = ()  # what was not measured, or where the domain ends
 
@@ -75,21 +77,22 @@ def decide(measured: Sequence[Measured], space: Space, rules: Rules, proofs: Pro
     if not able:
         return Decision("infeasible", candidates, None, (None,) * len(candidates), None, True)
     feasible = [c for c in able if c.policy not in proofs.barred] or able
-    choice = _choose(feasible, rules, lambda c: c.values)
+    slots = slot_effects(candidates)
+    choice = _choose(feasible, rules, slots)
     behind = tuple(
-        None if c is choice.best or not c.feasible else paired_interval(choice.best.values, c.values, rules.seed)
+        None if c is choice.best or not c.feasible else paired_interval(*paired(choice.best, c, slots), rules.seed)
         for c in candidates
     )
     effect = _smallest_effect(candidates, behind, choice, rules)
     agree = _phases_agree(feasible, choice, rules)
-    decision = Decision("knee", candidates, choice, behind, effect, agree, proofs)
+    decision = Decision("knee", candidates, choice, behind, effect, agree, proofs, slots)
     return _placed(decision, space)
 
 
-def _choose(feasible: Sequence[Candidate], rules: Rules, values: Callable[[Candidate], dict[int, float]]) -> Choice:
-    level = _levels([values(c) for c in feasible])
+def _choose(feasible: Sequence[Candidate], rules: Rules, slots: Effects) -> Choice:
+    level = _levels([adjusted(c, slots) for c in feasible])
     best = feasible[max(range(len(feasible)), key=lambda k: level[k])]
-    tied = tuple(c for c in feasible if c is best or _ties(values(best), values(c), rules))
+    tied = tuple(c for c in feasible if c is best or _ties(*paired(best, c, slots), rules))
     default = next((c for c in tied if c.is_default), None)
     return Choice(best, tied, default or _least_waste(tied, best))
 

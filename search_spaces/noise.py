@@ -1,4 +1,4 @@
-"""What a difference is worth: paired over the same windows, with a seeded bootstrap interval.
+"""What a difference is worth: paired over the same windows, with a seeded bootstrap interval. What a plan can see.
 
 Windows differ far more from one another than candidates do on one window, so only differences on the same
 window are compared. Percentile bootstrap of the mean (Efron); with few windows all resamples are enumerated, and
@@ -7,7 +7,7 @@ with two or three of them the interval is simply their full range.
 
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +16,40 @@ from search_spaces.outcome import Interval
 _ENUMERATE_UP_TO = 5  # 5 ** 5 = 3,125 resamples
 _RESAMPLES = 2000
 COVERAGE = 0.95
+
+
+ASSUMED_SPREAD = 0.02  # of paired differences between windows, as a share of the value, before any was seen
+_RANGES = {2: 1.128, 3: 1.693}  # mean range of so many normal draws, in standard deviations
+
+
+def visible_effect(windows: int, spread: float, min_gain: float) -> float:
+    """The smallest share of a value that a plan can tell from noise; with one window nothing is told from it.
+
+    Half of the interval that `paired_interval` gives on average, for normal differences of this spread: the range
+    of two or three of them, a percentile interval of the mean of more.
+    """
+    if windows < 2:
+        return min_gain
+    half = _RANGES[windows] / 2 if windows in _RANGES else 1.96 / windows**0.5
+    return max(min_gain, half * spread)
+
+
+def pilot_spread(values: Sequence[Mapping[int, float]]) -> float | None:
+    """Spread of paired differences between windows, as a share: of candidates against the first of them.
+
+    None before two of them met the same two windows.
+    """
+    if not values:
+        return None
+    base, squares, freedom = values[0], 0.0, 0
+    for other in values[1:]:
+        shared = sorted(base.keys() & other.keys())
+        level = np.mean([base[r] for r in shared]) if shared else 0.0
+        if len(shared) < 2 or level <= 0:
+            continue
+        apart = np.array([other[r] - base[r] for r in shared]) / level
+        squares, freedom = squares + float(((apart - apart.mean()) ** 2).sum()), freedom + len(shared) - 1
+    return (squares / freedom) ** 0.5 if freedom else None
 
 
 def paired_interval(best: Mapping[int, float], other: Mapping[int, float], seed: int) -> Interval | None:

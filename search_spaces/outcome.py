@@ -112,6 +112,10 @@ class Outcome(_Model):
     winner_trials: tuple[int, ...] = ()
     tied: tuple[str, ...] = ()
     binding: str = ""
+    planned_effect: float | None = None  # share that was expected to be visible, before anything ran
+    slot_effects: dict[str, float] = Field(
+        default_factory=dict
+    )  # slot -> what it gives over the mean, by its controls
     smallest_effect: float | None = None  # share of the default's value that this sweep could have seen
     nearest_miss: NearestMiss | None = None
     min_gain: float

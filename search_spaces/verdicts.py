@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from search_spaces.again import confirmed, doubts_again, survivals
 from search_spaces.candidates import Candidate, common_load, excess, waste
 from search_spaces.knee import Decision, Rules
-from search_spaces.noise import COVERAGE
+from search_spaces.noise import ASSUMED_SPREAD, COVERAGE, visible_effect
 from search_spaces.objective import shown
 from search_spaces.outcome import (
     CandidateOutcome,
@@ -16,6 +16,7 @@ from search_spaces.outcome import (
     Verdict,
     VerdictRow,
 )
+from search_spaces.slots import effect_words
 from search_spaces.space import Space
 
 _MOST_NAMED = 8  # ties in a sentence; the table has all
@@ -42,6 +43,8 @@ def describe(decision: Decision, space: Space, rules: Rules, notes: Sequence[str
         winner_trials=_numbers(winner) if winner else (),
         tied=labels,
         binding=binding.text if binding else miss.clause if miss else "",
+        planned_effect=visible_effect(rules.num_repeats, ASSUMED_SPREAD, rules.min_gain),
+        slot_effects=dict(decision.slots),
         smallest_effect=decision.smallest_effect,
         nearest_miss=miss,
         min_gain=rules.min_gain,
@@ -52,7 +55,7 @@ def describe(decision: Decision, space: Space, rules: Rules, notes: Sequence[str
         verdicts=tuple(_verdict(c, i, decision, space, rules) for c, i in _with_intervals(decision)),
         confirmed=confirmed(decision, space, rules),
         survival=survivals(decision, space),
-        notes=tuple(notes),
+        notes=(*notes, *((said,) if (said := effect_words(decision.slots, rules.min_gain)) else ())),
     )
 
 

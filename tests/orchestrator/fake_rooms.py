@@ -87,6 +87,10 @@ class FakeExecutor:
     def slots(self):
         return self.num_slots
 
+    @property
+    def slot_names(self):
+        return tuple(f"fake-{k}" for k in range(self.num_slots))
+
     def submit(self, job):
         self.fuse.burn()
         assert len(self.running) < self.num_slots, "more jobs than slots"
@@ -103,6 +107,9 @@ class FakeExecutor:
         self.fuse.burn()
         return [event]
 
+    def slot_of(self, job):
+        return job.slot or f"fake-{job.number % self.num_slots}"
+
     def _end(self, job: Job):
         answer = self.answer(job)
         if isinstance(answer, tuple):
@@ -111,7 +118,7 @@ class FakeExecutor:
         digest = self.sweep.trace_digest if own else trace_hash(load_trace(Path(job.spec.trace.path)))
         hashes = Hashes(spec=self.sweep.hash(job.spec, digest), trace=digest, engine="e")
         result = answer.model_copy(update={"hashes": hashes})
-        info = {"wall_s": 1.0} | ({"probe_s": self.probe_s(job)} if self.probe_s else {})
+        info = {"wall_s": 1.0, "slot": self.slot_of(job)} | ({"probe_s": self.probe_s(job)} if self.probe_s else {})
         (job.folder / "attempt.json").write_text(json.dumps(info))
         self.fuse.burn()
         # As a careless engine would: NaN and infinity are written too.

@@ -185,3 +185,40 @@ def test_too_few_requests_for_any_burst_is_a_failed_trial_with_words(tmp_path):
     (tried,) = roles(ran, "survival")[:1]
     assert (tried.state, tried.spec.policy.block_size) == ("failed", 8)
     assert "too few" in tried.card.reason
+
+
+SLOTS = [WINDOW, "held_out=0", "survival=null", "controls=[contiguous, vendor_default]",
+         "engine={name: torch_paged, device: cuda}"]  # fmt: skip
+
+
+def test_where_slots_are_timed_every_control_runs_on_every_slot_that_was_measured_on(tmp_path):
+    sweep = make_sweep(tmp_path, *SLOTS)
+    ran = drive(tmp_path / "out", sweep, num_slots=3)
+    again = roles(ran, "slot")
+    assert {r.card.slot for r in again} <= {"fake-0", "fake-1", "fake-2"}
+    assert all(r.card.slot == r.slot and r.repeat == 0 for r in again)
+    for size in (16, 1024):
+        on = {r.slot for r in ran.records if r.spec.policy.block_size == size and r.repeat == 0}
+        assert on == {"fake-0", "fake-1", "fake-2"}
+    assert len(ran.records) == sweep.budget + len(sweep.controls) * 2 + len(again)
+    assert outcome_of(ran.records, sweep).slot_effects.keys() == {"fake-0", "fake-1", "fake-2"}
+
+
+@pytest.mark.parametrize("sets", [["engine={name: simulator, step_time: 'roofline:h100-sxm'}"], ["controls=[]"]])
+def test_a_modelled_engine_needs_one_slot_and_no_control_nothing(tmp_path, sets):
+    ran = drive(tmp_path / "out", make_sweep(tmp_path, *SLOTS, *sets), num_slots=3)
+    assert not roles(ran, "slot")
+
+
+def test_a_slot_that_is_gone_on_resume_is_said_and_does_not_stop_the_sweep(tmp_path):
+    sweep = make_sweep(tmp_path, *SLOTS)
+    whole = drive(tmp_path / "whole", sweep, num_slots=3)
+    total = len(whole.records)
+    for after in range(60, 90, 4):
+        folder = tmp_path / f"out-{after}"
+        drive_and_die(folder, sweep, after, num_slots=3)
+        ran = drive(folder, sweep, num_slots=2)
+        assert len(ran.records) <= total
+        gone = [r for r in roles(ran, "slot") if r.state == "failed"]
+        assert all(r.card.reason == "slot fake-2 is gone" for r in gone)
+        assert outcome_of(ran.records, sweep).winner is not None
