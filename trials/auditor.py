@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from trials.engine import Audit, Cause, Engine, Step
+from trials.engine import Audit, Cause, DeviceBytes, Engine, Step
 from trials.ownership import ASKED, BROKEN, FIRST_REFUSAL, PEAK
 from trials.recorder import Recorder
 from trials.recording import Snapshot
@@ -31,6 +31,7 @@ class Auditor:
     next_step: int = 0  # the replay need not call `visit` before
     below: int = 1 << 62  # audit when fewer blocks than this are available
     peak_device: dict[str, int] = field(default_factory=dict)
+    peak_ranks: list[dict[str, int]] = field(default_factory=list)  # each rank at its own peak
     unrefused: bool = True  # nobody has been kept out yet
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     _seeded: int = 0  # step after which the next seeded audit comes
@@ -109,8 +110,14 @@ class Auditor:
         return True
 
     def _device(self, audit: Audit) -> None:
-        device = audit.device
-        if device.observed >= self.peak_device.get("observed", -1):
-            names = ("pool", "block_tables", "weights", "workspace", "allocator_reserve", "observed", "resident")
-            self.peak_device = {name: int(getattr(device, name)) for name in names}
-            self.peak_device["residual"] = device.residual
+        if audit.device.observed >= self.peak_device.get("observed", -1):
+            self.peak_device = _said(audit.device)
+        self.peak_ranks += [{} for _ in audit.rank_devices[len(self.peak_ranks) :]]
+        for rank, device in enumerate(audit.rank_devices):
+            if device.observed >= self.peak_ranks[rank].get("observed", -1):
+                self.peak_ranks[rank] = _said(device)
+
+
+def _said(device: DeviceBytes) -> dict[str, int]:
+    names = ("pool", "block_tables", "weights", "workspace", "allocator_reserve", "observed", "resident")
+    return {**{name: int(getattr(device, name)) for name in names}, "residual": device.residual}

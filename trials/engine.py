@@ -258,7 +258,8 @@ class Audit:
     """Raw state of everything, at one moment between two steps."""
 
     groups: list[GroupAudit]  # one a (group, rank), in the order of `Step.ledger`
-    device: DeviceBytes
+    device: DeviceBytes  # of all ranks
+    rank_devices: tuple[DeviceBytes, ...] = ()  # of each, where there are several and they can be asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,7 @@ def ledger(replay: Replay, facts: EngineFacts, seen: Held) -> Ledger:
         slots_per_live_token=allocated.mean / logical.mean if logical.mean else 0.0,
         useful_pool_ratio=means["payload"] / pool if pool else 0.0,
         device=dict(replay.device), residual_bytes=replay.device.get("residual", 0),
+        rank_devices=tuple(dict(device) for device in replay.rank_devices),
         rows_digest=rows_digest(replay, facts), groups=_by_group(replay, facts, seen, peak_step),
         pool_residuals={found.pool: found.residual_bytes for found in unbalanced_pools(replay, facts)},
     )  # fmt: skip

@@ -79,6 +79,7 @@ class Replay:
     audited_steps: int = 0
     broken_laws: list[str] = field(default_factory=list)
     device: dict[str, int] = field(default_factory=dict)  # engine.DeviceBytes at peak, and its residual
+    rank_devices: list[dict[str, int]] = field(default_factory=list)  # the same of each rank at its own peak
     void_because: list[str] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
 

@@ -131,8 +131,8 @@ def _finish(
         requests=requests, runs=(runs[:, 0].copy(), runs[:, 1].copy(), runs[:, 2].copy()),
         window_ns=window, drain_end_ns=now, reasons=recorder.reasons, stopped_early=stopped,
         failed=stuck, audited_steps=recorder.audited_steps, broken_laws=recorder.broken_laws,
-        device=auditor.peak_device, void_because=_void(requests) + _built(recorder, requests, steps, window),
-        snapshots=list(auditor.snapshots.values()),
+        device=auditor.peak_device, rank_devices=auditor.peak_ranks, snapshots=list(auditor.snapshots.values()),
+        void_because=_void(requests) + _built(recorder, requests, steps, window),
     )  # fmt: skip
 
 

@@ -217,6 +217,7 @@ class Ledger(_Model):
     useful_pool_ratio: float = 0.0
     device: dict[str, int] = Field(default_factory=dict)
     residual_bytes: int = 0
+    rank_devices: tuple[dict[str, int], ...] = ()  # each rank at its own peak, where they can be asked
     by_length: dict[str, dict[str, float]] = Field(default_factory=dict)
     by_state: dict[str, float] = Field(default_factory=dict)  # byte-seconds
     broken_laws: tuple[str, ...] = ()  # laws that the columns of the replay break

@@ -234,10 +234,11 @@ def ineligible(outcome: Outcome, facts: EngineFacts) -> list[str]:
 
 def _residual(ledger: Ledger, facts: EngineFacts) -> str:
     """Device bytes that no account explains, beyond what may be left open."""
-    device = ledger.device
-    allowed = max(RESIDUAL_SHARE * device.get("observed", 0), RESIDUAL_BYTES)
-    if abs(ledger.residual_bytes) > allowed:
-        return f"{ledger.residual_bytes} bytes on the device are in no account (allowed {allowed:.0f})"
+    ranks = [(f" of rank {rank}", device) for rank, device in enumerate(ledger.rank_devices)]
+    for of, device in [*ranks, ("", ledger.device)]:  # what one rank leaks is little beside all of them
+        allowed, found = max(RESIDUAL_SHARE * device.get("observed", 0), RESIDUAL_BYTES), device.get("residual", 0)
+        if abs(found) > allowed:
+            return f"{found} bytes on the device{of} are in no account (allowed {allowed:.0f})"
     if any(group.remainder_bytes < 0 for group in facts.groups):
         return "the blocks are more than the pool"
     return ""

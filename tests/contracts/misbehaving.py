@@ -109,6 +109,14 @@ class Honest:
         pool = self.num_blocks * self.size * BYTES_PER_TOKEN * self.ranks
         return DeviceBytes(pool=pool, weights=64 * MIB, workspace=32 * MIB, observed=pool + 96 * MIB)
 
+    def rank_devices(self) -> tuple[DeviceBytes, ...]:
+        """Of each rank; they add up to `device`."""
+        if self.ranks == 1:
+            return ()
+        whole = self.device()
+        names = ("pool", "weights", "workspace", "observed")
+        return (DeviceBytes(**{name: getattr(whole, name) // self.ranks for name in names}),) * self.ranks
+
     # ---- the contract
     def start(self, cold: bool) -> None:
         assert not self.running
@@ -206,7 +214,7 @@ class Honest:
             )
             for rank in range(self.ranks)
         ]  # fmt: skip
-        return Audit(groups, self.device())
+        return Audit(groups, self.device(), self.rank_devices())
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -242,6 +250,29 @@ class SecondRankLeaks(Honest):
 
     def let_go(self, rank: int, table: Sequence[int]) -> list[int]:
         return list(table)[1:] if rank == 1 and self.finished % 10 == 9 else list(table)
+
+
+class SecondRankClaimsTwice(Honest):
+    """Rank 1 goes on booking what its requests had when they ended: it says that it holds more than its pool."""
+
+    def _rows(self, events: bool) -> tuple[LedgerRow, ...]:
+        first, second = super()._rows(events)
+        return first, second._replace(payload_tokens=second.payload_tokens + self.finished)
+
+
+class SecondRankGrows(Honest):
+    """Three GiB of weights a rank; 65 MiB more on rank 1 from step 30 on, which is 1 % of what all ranks hold."""
+
+    def rank_devices(self) -> tuple[DeviceBytes, ...]:
+        pool = self.num_blocks * self.size * BYTES_PER_TOKEN
+        grown = 65 * MIB if self.steps > 30 else 0
+        return tuple(
+            DeviceBytes(pool=pool, weights=3 << 30, observed=pool + (3 << 30) + grown * rank) for rank in (0, 1)
+        )
+
+    def device(self) -> DeviceBytes:
+        ranks = self.rank_devices()
+        return DeviceBytes(**{n: sum(getattr(r, n) for r in ranks) for n in ("pool", "weights", "observed")})
 
 
 class PoolGrows(Honest):

@@ -91,6 +91,32 @@ def test_the_rank_that_leaks_is_named_and_the_other_is_not(tmp_path, monkeypatch
     assert all("rank 1" in reason for reason in named), named
 
 
+@pytest.mark.parametrize(
+    ("kind", "residual"), [(m.SecondRankLeaks, -ROWS // 10 * 16), (m.SecondRankClaimsTwice, ROWS)]
+)
+def test_the_pool_of_a_rank_that_does_not_add_up_is_shown_with_its_sign(
+    kind, residual, tmp_path, monkeypatch
+) -> None:
+    """A block of 16 tokens lost with each tenth request; a token booked twice with each."""
+    result = trial(kind, tmp_path, monkeypatch, ranks=2)
+    expected = residual * m.BYTES_PER_TOKEN
+    assert result.ledger.pool_residuals == {"group 0 rank 1": expected}
+    (said,) = [reason for reason in result.ineligible_because if "do not add up" in reason]
+    assert f"rank 1: {expected:+} bytes" in said
+    honest = trial(m.Honest, tmp_path, monkeypatch, ranks=2)
+    assert honest.ledger.pool_residuals == {}
+    assert [(part.group, part.rank) for part in honest.ledger.groups] == [(0, 0), (0, 1)]
+    assert sum(part.time_mean["payload"] for part in honest.ledger.groups) == honest.ledger.time_mean["payload"]
+
+
+def test_a_rank_whose_device_grows_is_found_though_all_ranks_together_hide_it(tmp_path, monkeypatch) -> None:
+    result = trial(m.SecondRankGrows, tmp_path, monkeypatch, ranks=2)
+    assert abs(result.ledger.residual_bytes) < 0.02 * result.ledger.device["observed"]
+    assert [device["residual"] for device in result.ledger.rank_devices] == [0, 65 * m.MIB]
+    said = f"{65 * m.MIB} bytes on the device of rank 1 are in no account"
+    assert [reason for reason in result.ineligible_because if said in reason], result.ineligible_because
+
+
 def test_residual_is_kept_with_its_sign_and_in_no_account(tmp_path, monkeypatch) -> None:
     for kind, residual in ((m.WorkspaceGrows, 200 * m.MIB), (m.ClaimsTooMuch, -200 * m.MIB)):
         ledger = trial(kind, tmp_path, monkeypatch).ledger

@@ -75,6 +75,10 @@ def engine_args(spec: TrialSpec, folder: str) -> dict[str, Any]:
 
 def asked_geometry(spec: TrialSpec) -> PoolGeometry:
     """Block size and number of blocks as asked. SpecError where the budget buys no pool."""
+    if spec.engine.pipeline_parallel_size > 1:
+        raise SpecError(
+            "pipeline_parallel_size: the stand-in has ranks of a tensor, not of a pipeline; take it out"
+        )
     if not is_plain(spec):
         size, blocks = spec.policy.block_size, spec.pool.blocks or 0
         if spec.policy.layout != "paged":

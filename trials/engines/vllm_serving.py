@@ -120,7 +120,7 @@ class VllmServing(VllmScheduler):
         except Exception as error:  # whatever it is: the engine cannot go on, and the trial has to say so
             raise EngineDied(f"vLLM's step failed: {type(error).__name__}: {error}") from error
         if not step.ledger:  # no batch was started in this step
-            step.ledger = (watch.accounts.row(),)
+            step.ledger = watch.rows()
         self._deliver(step, outputs)
         step.builds = self._builds.since()
         return step
