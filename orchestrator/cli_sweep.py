@@ -154,7 +154,8 @@ def _ending(error: BaseException) -> str:
 
 def _print(folder: SweepFolder, found: Conclusion, unsent: int, as_json: bool, say: Say) -> None:
     if unsent:
-        print(f"{unsent} entries could not be sent to the tracker; they are kept in the folder", file=sys.stderr)
+        where = f"they wait in {folder.path}/spool; `kvknee report {folder.path}` sends them"
+        print(f"tracking: {unsent} entries could not be sent; {where}", file=sys.stderr)
     if as_json:
         say({
             "folder": str(folder.path), "outcome": found.outcome.model_dump(mode="json"),
