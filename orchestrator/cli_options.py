@@ -17,6 +17,12 @@ Goodput = Annotated[
 Out = Annotated[Path | None, typer.Option("-o", "--output-dir", help="Folder to write; a new one by default.")]
 Address = Annotated[str | None, typer.Option(help="Ray cluster to use; none starts a local one.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr; the answer as always.")]
+GpuHours = Annotated[
+    float | None, typer.Option(help="End in order when so many are used; slot-hours where slots have no GPU.")
+]
+Until = Annotated[
+    str | None, typer.Option(metavar="T", help="End in order at 07:30, 2026-12-01T07:30, or 8h from now.")
+]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A sweep's folder.")]
 
 

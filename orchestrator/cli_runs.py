@@ -6,7 +6,19 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli_errors import verb
-from orchestrator.cli_options import Address, Folder, Goodput, Json, Out, Quiet, Sets, hushed, say_json
+from orchestrator.cli_options import (
+    Address,
+    Folder,
+    Goodput,
+    GpuHours,
+    Json,
+    Out,
+    Quiet,
+    Sets,
+    Until,
+    hushed,
+    say_json,
+)
 
 runs_app = typer.Typer(rich_markup_mode=None)
 
@@ -18,6 +30,8 @@ def run(
     address: Address = None,
     trials: Annotated[int | None, typer.Option("-n", "--trials", help="Budget; controls stand beside it.")] = None,
     max_concurrent: Annotated[int | None, typer.Option(help="Trials at once.")] = None,
+    gpu_hours: GpuHours = None,
+    until: Until = None,
     out: Out = None,
     dry_run: Annotated[bool, typer.Option(help="Resolve and check everything, run nothing.")] = False,
     goodput: Goodput = None,
@@ -30,30 +44,36 @@ def run(
     """
     with verb(as_json):
         from orchestrator.cli_sweep import Overrides, dry, run_sweep
+        from orchestrator.limits import read_limits
         from orchestrator.opening import new_folder
         from orchestrator.resolve import load_sweep
 
+        limits = read_limits(gpu_hours, until)
         overrides = Overrides(address, trials, max_concurrent)
         resolved = load_sweep(sweep, [*(sets or ()), *overrides.sets()], goodput)
         if dry_run:
             dry(resolved, as_json, say_json)
             return
         with hushed(quiet):
-            code = run_sweep(out or new_folder(resolved.config.name), resolved, as_json, say_json)
+            code = run_sweep(out or new_folder(resolved.config.name), resolved, as_json, say_json, limits)
         raise typer.Exit(code)
 
 
 @runs_app.command()
-def resume(folder: Folder, quiet: Quiet = False, as_json: Json = False) -> None:
+def resume(
+    folder: Folder, gpu_hours: GpuHours = None, until: Until = None, quiet: Quiet = False, as_json: Json = False
+) -> None:
     """Continue a sweep that was interrupted, to exactly its budget.
 
     Example: kvknee resume runs/conv
     """
     with verb(as_json):
         from orchestrator.cli_sweep import run_sweep, stored
+        from orchestrator.limits import read_limits
 
+        limits = read_limits(gpu_hours, until)
         with hushed(quiet):
-            code = run_sweep(folder, stored(folder), as_json, say_json)
+            code = run_sweep(folder, stored(folder), as_json, say_json, limits)
         raise typer.Exit(code)
 
 
@@ -90,6 +110,32 @@ def report(
         from orchestrator.cli_sweep import report_on, stored
 
         raise typer.Exit(report_on(folder, stored(folder), as_json, say_json, rebuild_tracking))
+
+
+@runs_app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A sweep's folder, or a trial's.")],
+    how: Annotated[str, typer.Option("--as", metavar="FORMAT", help="vllm, otel, aiperf-json or aiperf-csv.")],
+    out: Annotated[
+        Path, typer.Option("-o", "--output", help="The file to write; of aiperf's, one a trial, the folder.")
+    ],
+    trials: Annotated[
+        list[int] | None, typer.Option("--trial", metavar="N", help="Only this one; again: more.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Results in the words of other tools: vLLM's metrics, OpenTelemetry's GenAI ones, AIPerf's files.
+
+    Example: kvknee export runs/conv --as vllm -o conv.prom
+    """
+    with verb(as_json):
+        from orchestrator.export import export as write
+
+        written = write(folder, how, out, tuple(trials or ()))
+        if as_json:
+            say_json({"format": how, "files": [str(path) for path in written]})
+        else:
+            typer.echo(f"{how}: {len(written)} file{'s' if len(written) > 1 else ''}, {written[0]}")
 
 
 @runs_app.command()

@@ -1,5 +1,6 @@
 """What came of candidates that were asked for, and how much of it a sampler is shown. Pure."""
 
+import heapq
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,22 +31,25 @@ def shown(past: Sequence[Past], directions: Sequence[str]) -> list[Past]:
     A model of a thousand candidates proposes no better than one of a hundred and takes minutes (what an ask costs
     must not grow with the search): of many, the best by each direction and the newest are shown, and whatever runs.
     """
-    said: list[Past] = []
-    answered = 0
+    said, before, answered = [], [], 0
     for p in past:
         if p.values is not None or p.running:
-            said.append(p if p.before == answered else replace(p, before=answered))
+            said.append(p)
+            before.append(answered)
         answered += p.values is not None
-    if len(said) <= _MOST_SHOWN:
-        return said
+    kept = range(len(said)) if len(said) <= _MOST_SHOWN else _chosen(said, directions)
+    return [replace(said[n], before=before[n]) for n in kept]
+
+
+def _chosen(said: Sequence[Past], directions: Sequence[str]) -> list[int]:
     kept = {n for n, p in enumerate(said) if p.running}
     done = [n for n, p in enumerate(said) if p.values is not None]
     for place, direction in enumerate(directions):
-        done.sort(key=lambda n: _badness(said[n], place, direction))
-        kept.update(done[: _BEST_SHOWN // len(directions)])
+        badness = {n: _badness(said[n], place, direction) for n in done}
+        kept.update(heapq.nsmallest(_BEST_SHOWN // len(directions), done, key=badness.__getitem__))
     newest = (n for n in range(len(said) - 1, -1, -1) if n not in kept)
     kept.update(itertools.islice(newest, max(0, _MOST_SHOWN - len(kept))))
-    return [said[n] for n in sorted(kept)]
+    return sorted(kept)
 
 
 def _badness(p: Past, place: int, direction: str) -> tuple[float, float]:

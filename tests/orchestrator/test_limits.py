@@ -101,3 +101,21 @@ def test_slot_seconds_are_those_of_every_attempt_that_stands(tmp_path):
             key = "wall_s" if attempt.result is None else "held_s"
             write_text(attempt.folder / name, f'{{"reason": "x", "{key}": 5.0}}')
     assert slot_seconds(ran.folder.load_trials()) == 15.0
+
+
+def test_a_sweep_that_used_its_hours_says_so_and_how_to_go_on(tmp_path):
+    from fake_rooms import SWEEP, write_trace
+    from typer.testing import CliRunner
+
+    from orchestrator.cli import app
+
+    write_trace(tmp_path / "t.parquet")
+    (tmp_path / "s.yaml").write_text(SWEEP + "controls: []\n")
+    out = str(tmp_path / "out")
+    ended = CliRunner().invoke(app, ["run", str(tmp_path / "s.yaml"), "--gpu-hours", "0.000001", "-o", out])
+    assert ended.exit_code in (0, 3), ended.output
+    assert f"1e-06 slot-hours are used; go on with: kvknee resume {out}" in " ".join(ended.stderr.split())
+    early = [r.state for r in FusedFolder(tmp_path / "out", Fuse()).load_trials()]
+    assert early.count("complete") < 6
+    assert CliRunner().invoke(app, ["resume", out]).exit_code == 0
+    assert [r.state for r in FusedFolder(tmp_path / "out", Fuse()).load_trials()] == ["complete"] * 6
