@@ -59,7 +59,8 @@ def row_of(share: float, reach: float, pairs: int = 200) -> watching.Row:
 @pytest.mark.parametrize(("first", "pairs", "over"), [
     (row_of(0.012, 0.01), 800, False),  # open: measured again, and that answer counts
     (row_of(0.03, 0.01), 200, True),  # decided
-    (row_of(0.002, 0.03), 200, False),  # under the limit is under the limit
+    (row_of(0.002, 0.03), 800, False),  # open from below is open too
+    (row_of(0.002, 0.003), 200, False),  # decided
 ])  # fmt: skip
 def test_what_the_noise_leaves_open_is_measured_again_with_more_pairs(
     first: watching.Row, pairs: int, over: bool, monkeypatch: pytest.MonkeyPatch
