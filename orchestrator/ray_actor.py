@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from orchestrator.stock import NotDelivered, Stock
 from trials.spec import TrialSpec
 
 _DESCRIBE_S = 300.0
-_SETTLE_S = 60.0
+SETTLE_S = 60.0  # for device memory to come back after a trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Terms:
     worker: tuple[str, ...] = WORKER
     how: How = "auto"
     lease_s: float = 60.0
-    settle_s: float = _SETTLE_S
+    settle_s: float = field(default_factory=lambda: SETTLE_S)
     readers: Callable[[], Reader | None] = open_reader
 
 

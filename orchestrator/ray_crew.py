@@ -58,6 +58,10 @@ class Crew:
     def serves(self, slot: str) -> bool:
         return self.has(slot) and self._members[slot].phase == "serving"
 
+    def is_left_out(self, slot: str) -> bool:
+        """Whether it takes no part any more."""
+        return slot in self._members and self._members[slot].phase == "left_out"
+
     def has(self, slot: str) -> bool:
         """Whether the slot has an actor."""
         return slot in self._members and self._members[slot].actor is not None

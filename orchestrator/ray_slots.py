@@ -7,9 +7,11 @@ trials only while its actor has answered from a living node whose engine is the 
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.devices import Reader, open_reader
 from orchestrator.executors import Event, Job, Lost, Progress, SlotTable, judge, newest
 from orchestrator.launch import WORKER, How, ask
 from orchestrator.package import Package, pack
@@ -33,7 +35,7 @@ class RayTerms:
     """How an executor uses its cluster. `describe`: a spec whose engine must be the same on every slot (None: not
     asked). `wait_for_nodes_s`: a cluster that grows may take so long. `lost_after_s`: how long past a job's own
     deadlines its node may stay silent. `pin`: trials stay on cores of their own. `content`: a place that driver and
-    nodes reach.
+    nodes reach. `readers`: opens, on a node, what looks at a slot's devices.
     """
 
     needs: SlotNeeds = field(default_factory=SlotNeeds)
@@ -47,6 +49,7 @@ class RayTerms:
     lease_s: float = 60.0
     pin: bool = False
     content: str | None = None
+    readers: Callable[[], Reader | None] = open_reader
 
 
 @dataclass(slots=True)
@@ -68,11 +71,12 @@ class RayExecutor:
         self._terms = terms
         self.package = terms.package or pack()
         self._tasks: dict[str, _Task] = {}
+        self._queued: dict[str, tuple[Job, float]] = {}  # by slot: jobs for that very one, and since when
         self._owns_ray = start_ray(address, slots * terms.needs.cpus)
         self._places = Places(terms.needs)
         self._table = SlotTable(tuple(f"ray-{i}" for i in range(slots)), self._places.neighbours)
         self._dispatch = Dispatch(terms.content)
-        shared = Terms(self.package, terms.worker, terms.how, terms.lease_s)
+        shared = Terms(self.package, terms.worker, terms.how, terms.lease_s, readers=terms.readers)
         self._crew = Crew(self._places, shared, terms.describe, self._dispatch)
         self._idle_since: float | None = None
         try:
@@ -104,6 +108,20 @@ class RayExecutor:
         for slot, why in gone.items():
             if slot in self._tasks:
                 events.append(self._lost(self._tasks[slot], why))
+        return [*events, *self._dequeue()]
+
+    def _dequeue(self) -> list[Event]:
+        """Start what waited for its slot; what has waited long, or in vain, is lost."""
+        events: list[Event] = []
+        for slot, (job, since_s) in list(self._queued.items()):
+            waited_s = time.monotonic() - since_s
+            if self._crew.serves(slot):
+                del self._queued[slot]
+                self._start(job, slot)
+            elif self._crew.is_left_out(slot) or waited_s > self._terms.lost_after_s:
+                del self._queued[slot]
+                self._table.free(slot)
+                events.append(Lost(job, f"slot {slot} is not in service", True, waited_s, slot))
         return events
 
     @property
@@ -113,7 +131,8 @@ class RayExecutor:
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        return self._table.names
+        """Those that serve, or may again."""
+        return tuple(name for name in self._table.names if not self._crew.is_left_out(name))
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -123,6 +142,12 @@ class RayExecutor:
     def submit(self, job: Job) -> None:
         """Start the job. Raises ValueError when no slot is free, or the named one does not exist."""
         slot = self._table.take(job)
+        if self._crew.serves(slot):
+            self._start(job, slot)
+        else:  # asked for by name, and being begun again just now
+            self._queued[slot] = job, time.monotonic()
+
+    def _start(self, job: Job, slot: str) -> None:
         limits = Deadlines(job.start_deadline_s, job.run_deadline_s, self._terms.grace_s)
         place, cpus = self._places.by_slot[slot], self._terms.needs.cpus
         cores = range(place.index * cpus, (place.index + 1) * cpus) if self._terms.pin else range(0)
@@ -164,13 +189,17 @@ class RayExecutor:
     def _ended(self, events: list[Event]) -> list[Event]:
         """Each end once; its slot is free."""
         kept: list[Event] = []
+        ended: set[tuple[int, int]] = set()
         for event in events:
-            if isinstance(event, Progress):
-                kept.append(event)
-            elif event.slot in self._tasks and self._tasks[event.slot].job == event.job:
-                del self._tasks[event.slot]
-                self._table.free(event.slot)
-                kept.append(event)
+            if not isinstance(event, Progress):
+                key = event.job.number, event.job.attempt
+                if key in ended:
+                    continue
+                ended.add(key)
+                if event.slot in self._tasks and self._tasks[event.slot].job == event.job:
+                    del self._tasks[event.slot]
+                    self._table.free(event.slot)
+            kept.append(event)
         return kept
 
     def _bear_idleness(self) -> None:
@@ -228,6 +257,9 @@ class RayExecutor:
     def cancel(self, job: Job) -> None:
         """Ask for the end of the job's process group; nothing happens if it is over."""
         slot = self._table.of(job)
+        if slot in self._queued:
+            self._queued[slot] = job, -1e9  # lost at the next look
+            return
         if slot is not None and self._crew.has(slot):
             self._crew.actor(slot).cancel.remote(_key(job))
 

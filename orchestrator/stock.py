@@ -88,7 +88,7 @@ class Digests:
 
 def items_of(spec: TrialSpec, digests: Digests) -> tuple[Item, ...]:
     """What the spec's locators lead to on this machine; what is not there is left to the worker to refuse."""
-    found = (_item(name, path, digests) for name, path in _locators(spec))
+    found = (item_of(name, path, digests) for name, path in _locators(spec))
     return tuple(item for item in found if item is not None)
 
 
@@ -101,7 +101,8 @@ def _locators(spec: TrialSpec) -> Iterator[tuple[str, Path]]:
         yield "model", Path(spec.model.path)
 
 
-def _item(name: str, path: Path, digests: Digests) -> Item | None:
+def item_of(name: str, path: Path, digests: Digests) -> Item | None:
+    """A file or a folder as an item; None where nothing is there that could be read."""
     try:
         if path.is_file():
             part = Part("", digests.of(path), path.stat().st_size)

@@ -86,10 +86,6 @@ class Emulated:
         return found
 
     def __exit__(self, *error: object) -> None:
-        import ray
-
-        with contextlib.suppress(Exception):
-            ray.shutdown()
         for node in self.nodes.values():
             for infos in node.all_processes.values():
                 for info in infos:
