@@ -39,6 +39,8 @@ trace: {path: t.parquet, window: {start: 0s, duration: 55s}}
 slo: "ttft:p99<2000ms;itl:p99<100ms"
 space: {vary: {policy.block_size: {powers_of_two: [1, 256]}}}
 repeats: 2
+held_out: 0
+survival: null
 controls: [contiguous, one_block, vendor_default]
 executor: {kind: ray, slots: 3, slot: {cpus: 1, gpus: 1}, wait_for_nodes_s: 20, lease_s: 6}
 """
@@ -138,7 +140,7 @@ def undisturbed(folder: Path) -> str:
 
 
 def check_records(folder: SweepFolder, killed: int) -> None:
-    """Law 16: 24 finished and none open, in the folder, in Optuna and in MLflow; nothing repeated but the killed."""
+    """Law 16: 24 finished and none open, in folder, Optuna and MLflow; nothing repeated but what was killed."""
     records = folder.load_trials()
     assert [r.number for r in records] == list(range(PLANNED))
     assert all(r.state == "complete" or r.state == "refused" for r in records), [r.card.reason for r in records]
