@@ -101,9 +101,17 @@ def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say, limits: Limits 
             tracker.close(_HURRIED_S)
             raise
         tracker.record(ended_entry(folder, sweep, found.outcome, found.recipe))
-        unsent = tracker.close(_TRACKER_PATIENCE_S)
+        unsent = _sent(tracker)
     _print(folder, found, unsent, as_json, say)
     return found.exit_code
+
+
+def _sent(tracker: Tracker) -> int:
+    """Wait for what is still to be sent for as long as some of it goes -> entries left."""
+    left = tracker.close(_TRACKER_PATIENCE_S)
+    while left and (now := tracker.close(_TRACKER_PATIENCE_S)) < left:
+        left = now
+    return left
 
 
 def _drive(folder: SweepFolder, sweep: Sweep, tracker: Tracker, limits: Limits) -> None:

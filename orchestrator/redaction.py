@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from trials.secret_names import URI_PASSWORD, looks_secret
 
@@ -44,8 +45,12 @@ def _hide_assigned(found: re.Match[str]) -> str:
 
 def secret_values(env: Mapping[str, str]) -> list[str]:
     """Values of variables whose names look secret, longest first; and passwords of URIs in any variable."""
-    found = {value for name, value in env.items() if looks_secret(name)}
-    found |= {match["password"] for value in env.values() for match in URI_PASSWORD.finditer(value)}
-    return sorted(
-        (v for v in found if len(v) >= _SHORTEST and v != HIDDEN and not v.startswith("/")), key=len, reverse=True
-    )
+    return list(_secret_values(frozenset(env.items())))
+
+
+@lru_cache(maxsize=4)  # asked for every text, of an environment that does not change
+def _secret_values(env: frozenset[tuple[str, str]]) -> tuple[str, ...]:
+    found = {value for name, value in env if looks_secret(name)}
+    found |= {match["password"] for _, value in env for match in URI_PASSWORD.finditer(value)}
+    kept = (v for v in found if len(v) >= _SHORTEST and v != HIDDEN and not v.startswith("/"))
+    return tuple(sorted(kept, key=len, reverse=True))

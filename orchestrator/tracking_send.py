@@ -42,7 +42,7 @@ _TABLES = ("requests.parquet", "ledger.parquet")
 class Logged:
     """How much of a trial goes to MLflow beside params, metrics and tags."""
 
-    series_points: int = 500  # of each ledger account over the steps; 0: none
+    series_points: int = 200  # of each ledger account over the steps; 1,000 take a tenth of a second; 0: none
     table_bytes: int = 64 << 20  # parquet files up to this size become artifacts; larger ones are named in a tag
 
 

@@ -7,7 +7,10 @@ import pytest
 import yaml
 from fake_rooms import make_sweep
 
+from orchestrator import cli_sweep
 from orchestrator.cli_sweep import run_sweep
+from orchestrator.folder import SweepFolder
+from orchestrator.opening import check_tracking
 from orchestrator.sweep_file import stored_sweep, sweep_yaml
 from orchestrator.tracking_check import NotReachable, check_store
 from orchestrator.tracking_uri import revealed, settled
@@ -97,3 +100,38 @@ def test_a_file_where_a_folder_is_needed_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(NotReachable):
         check_store(f"sqlite:///{tmp_path}/file/m.db", "any")
+
+
+class Slow:
+    """A tracker with `left` entries, of which each wait sends `goes` until none goes any more."""
+
+    def __init__(self, left: int, goes: list[int]) -> None:
+        self.left, self.goes, self.waits = left, goes, 0
+
+    def record(self, entry: object) -> None:
+        raise AssertionError
+
+    def close(self, timeout_s: float) -> int:
+        self.waits += 1
+        self.left -= self.goes.pop(0) if self.goes else 0
+        return self.left
+
+
+def test_a_long_queue_is_waited_for_while_it_moves_and_a_dead_server_is_not() -> None:
+    moving, dead, none = Slow(10, [4, 4, 2]), Slow(10, [0]), Slow(0, [])
+    assert (cli_sweep._sent(moving), moving.waits) == (0, 3)
+    assert (cli_sweep._sent(dead), dead.waits) == (10, 2)
+    assert (cli_sweep._sent(none), none.waits) == (0, 1)
+
+
+def test_a_sweep_that_has_begun_goes_on_without_its_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_sweep(tmp_path, "tracking.uri=http://me:s3cret-pw@127.0.0.1:9")
+    folder = SweepFolder(tmp_path / "out")
+    folder.trials.mkdir(parents=True)
+    check_tracking(folder, sweep)
+    said = capsys.readouterr().err
+    assert "no answer" in said
+    assert "/spool until it answers" in said
+    assert "s3cret-pw" not in said
