@@ -10,11 +10,12 @@ says; 2 where spec, trace or schedule cannot be used, with the reason.
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from pydantic import ValidationError
 from trials.applied import unapplied
 from trials.budget import open_within
 from trials.content import Content
-from trials.engine import Engine, EngineDied, EngineFacts, PoolGeometry, Refused
+from trials.engine import Engine, EngineDied, EngineFacts, EngineStart, PoolGeometry, Refused
 from trials.engines import domain_of, engine_module
 from trials.exhausted import ran_out
 from trials.fingerprint import engine_hash, environment, file_digest, spec_hash, trace_hash
@@ -43,6 +44,7 @@ from trials.trace import Trace, TraceError, load_trace, write_whole
 from trials.units import SpecError, parse_count
 
 RESIDUAL_SHARE, RESIDUAL_BYTES = 0.02, 64 << 20
+_PROBE_DEADLINE_S = 120.0
 
 
 def say(text: str, kind: str = "progress") -> None:
@@ -67,7 +69,9 @@ def run_trial(
     module.prepare(spec)
     stored = load_trace(Path(spec.trace.path))
     trace = superposed(stored, spec.trace.superpose)
-    identity = module.identity(spec)
+    asked = time.perf_counter()
+    identity = module.identity(spec)  # an engine that has to be imported for it is loaded now
+    asked = time.perf_counter() - asked
     hashes = hashes_of(spec, stored, identity)
     evidence = "modelled" if spec.engine.name in MODELLED else "measured"
     blank = TrialResult(
@@ -76,6 +80,7 @@ def run_trial(
     attempt: dict[str, Any] = {
         "host": platform.node(), "pid": os.getpid(), "trace_path": spec.trace.path, "started_s": wall,
         "engine_identity": identity, "environment": environment(), "threads": spec.engine.threads,
+        "engine_start": asdict(EngineStart(load_s=asked)),
     }  # fmt: skip
     probe = _probe(spec)
     if probe is not None:
@@ -125,11 +130,24 @@ def requested(spec: TrialSpec) -> dict[str, Any]:
 
 def _probe(spec: TrialSpec) -> float | None:
     """A measured CPU trial first takes the machine's speed; a modelled one does not depend on it."""
-    if spec.engine.name != "torch_paged":
+    if spec.engine.name in MODELLED or spec.engine.device != "cpu":
         return None
+    if spec.engine.name != "torch_paged":
+        return _probe_apart()
     from trials.engines.kernels.speed import probe_speed
 
     return float(probe_speed())
+
+
+def _probe_apart() -> float | None:
+    """In a process of its own: vLLM does not start beside what the probe imports. None where that is not here."""
+    asked = "from trials.engines.kernels.speed import probe_speed; print(probe_speed())"
+    command = [sys.executable, "-P", "-c", asked]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_DEADLINE_S, check=True)
+    except subprocess.SubprocessError:
+        return None
+    return float(done.stdout.split()[-1])
 
 
 def _run(
@@ -137,7 +155,8 @@ def _run(
 ) -> Sized | Refused:
     if isinstance(engine, Refused):
         return engine
-    attempt["engine_start"] = asdict(engine.start_up)
+    identified = attempt["engine_start"]["load_s"]
+    attempt["engine_start"] = asdict(replace(engine.start_up, load_s=engine.start_up.load_s + identified))
     try:
         return Sized(run(engine, trace, spec, say, asked), engine.facts)
     finally:

@@ -387,3 +387,26 @@ def test_window_without_a_request_is_bad_input(tmp_path: Path, capsys: pytest.Ca
 def test_wrong_arguments_print_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert "python -P -m trials.worker SPEC OUT" in capsys.readouterr().err
+
+
+def test_a_measured_engine_of_another_kind_has_its_machine_probed_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own, which leaves this one as it was; where that lacks what it takes, nothing is said."""
+    commands = []
+
+    def answered(command: list[str], **how: object) -> SimpleNamespace:
+        commands.append(command[1:3])
+        return SimpleNamespace(stdout="a warning\n0.25\n")
+
+    monkeypatch.setattr(trials.worker.subprocess, "run", answered)
+    spec = asked(tmp_path, engine={"name": "vllm"})
+    assert trials.worker._probe(spec) == 0.25
+    assert commands == [["-P", "-c"]]
+    assert trials.worker._probe(asked(tmp_path, engine={"name": "vllm", "device": "cuda"})) is None
+
+    def refused(command: list[str], **how: object) -> None:
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(trials.worker.subprocess, "run", refused)
+    assert trials.worker._probe(spec) is None
