@@ -53,7 +53,9 @@ def prepare_folder(path: Path, sweep: Sweep) -> SweepFolder:
             f"{path}: holds another sweep; name another folder with -o. It differs in (stored -> asked):\n"
             f"  {lines}{more}"
         )
-    if differences(read_yaml(folder.sweep_yaml), yaml.safe_load(sweep_yaml(sweep))):
+    stored, asked = read_yaml(folder.sweep_yaml), yaml.safe_load(sweep_yaml(sweep))
+    moved = stored.get("tracking") != asked.get("tracking")  # no other sweep, but where resume and ui look
+    if moved or differences(stored, asked):
         if being_driven(folder):
             raise SpecError(f"{path}: another kvknee runs this sweep; ask for more of it when it has ended")
         write_text(folder.sweep_yaml, sweep_yaml(sweep))

@@ -10,7 +10,7 @@ from fake_rooms import make_sweep
 from orchestrator import cli_sweep
 from orchestrator.cli_sweep import run_sweep
 from orchestrator.folder import SweepFolder
-from orchestrator.opening import check_tracking
+from orchestrator.opening import check_tracking, prepare_folder
 from orchestrator.sweep_file import stored_sweep, sweep_yaml
 from orchestrator.tracking_check import NotReachable, check_store
 from orchestrator.tracking_uri import revealed, settled
@@ -135,3 +135,12 @@ def test_a_sweep_that_has_begun_goes_on_without_its_server(
     assert "no answer" in said
     assert "/spool until it answers" in said
     assert "s3cret-pw" not in said
+
+
+def test_a_folder_that_is_run_with_another_store_is_resumed_with_that_one(tmp_path: Path) -> None:
+    """sweep.yaml kept the first: a run moved to a server after a typo was resumed without it."""
+    for uri in ("sqlite:///first.db", "http://host:5000"):
+        folder = prepare_folder(tmp_path / "out", make_sweep(tmp_path, f"tracking.uri={uri}"))
+        stored = stored_sweep(folder.sweep_yaml).config.tracking
+        assert stored is not None
+        assert stored.uri == settled(uri, tmp_path)
