@@ -28,6 +28,19 @@ def eta_line(picture: Picture) -> str:
     return f"ETA {minutes} min {seconds:02d} s" if minutes else f"ETA {seconds} s"
 
 
+def slots_line(picture: Picture) -> str:
+    """`2 of 4 slots busy`."""
+    plural = "" if picture.at_once == 1 else "s"
+    return f"{min(len(picture.running), picture.at_once)} of {picture.at_once} slot{plural} busy"
+
+
+def block(picture: Picture) -> list[str]:
+    """All that a terminal shows of a sweep that runs."""
+    lines = [states_line(picture), f"{best_line(picture)}; {eta_line(picture)}", slots_line(picture)]
+    lines += [f"  trial {number} on {says or 'its way'}" for number, says in sorted(picture.running.items())]
+    return [*lines, f"last fault: {picture.fault}"] if picture.fault else lines
+
+
 class Lines:
     """One line whenever a trial ends."""
 
@@ -62,9 +75,7 @@ class Screen:
     def show(self, picture: Picture) -> None:
         from rich.text import Text
 
-        lines = [states_line(picture), f"{best_line(picture)}; {eta_line(picture)}"]
-        lines += [f"  trial {number}: {says or 'starting'}" for number, says in sorted(picture.running.items())]
-        self._live.update(Text("\n".join(lines)))
+        self._live.update(Text("\n".join(block(picture))))
 
     def say(self, text: str) -> None:
         from rich.text import Text

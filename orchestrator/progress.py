@@ -13,7 +13,9 @@ class Picture:
     states: Mapping[str, int]
     best: tuple[str, float] | None = None  # (candidate, value of its best trial)
     eta_s: float | None = None
-    running: Mapping[int, str] = field(default_factory=dict)  # trial -> what it says of itself
+    running: Mapping[int, str] = field(default_factory=dict)  # trial -> where it runs, and what it says of itself
+    at_once: int = 1  # slots in service
+    fault: str = ""  # the last one
 
 
 @dataclass(slots=True)
@@ -23,6 +25,7 @@ class Tally:
     walls_s: list[float] = field(default_factory=list)  # of every attempt of this driver
     best: tuple[str, float] | None = None
     states: dict[str, int] = field(default_factory=dict)
+    fault: str = ""  # what last went wrong
 
     def count(self, state: str, label: str, value: float | None) -> None:
         """One more finished trial; `value` None where it may not win."""
@@ -34,7 +37,7 @@ class Tally:
         left = planned - sum(self.states.values())
         states = {"waiting": left - len(running), "running": len(running), **self.states}
         eta_s = sum(self.walls_s) / len(self.walls_s) * left / at_once if self.walls_s else None
-        return Picture(planned, states, self.best, eta_s, dict(running))
+        return Picture(planned, states, self.best, eta_s, dict(running), at_once, self.fault)
 
 
 class Viewer(Protocol):

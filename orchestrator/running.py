@@ -36,6 +36,7 @@ class Running:
         self._probes: dict[int, list[float]] = {}  # trial -> its probes, seconds
         self._engine_hash = "unknown"  # until a first result names it
         self.walls_s: list[float] = []  # of every attempt of this driver
+        self.fault = ""  # the last one, in a line
 
     def __len__(self) -> int:
         """Trials under way: those that run, and those that wait for another attempt."""
@@ -99,7 +100,7 @@ class Running:
         if active is None or active.job.attempt != event.job.attempt:
             return None  # an attempt that was given up
         if isinstance(event, Progress):
-            active.says = event.text
+            active.says = f"{event.slot}: {event.text}"
             return None
         del self._active[event.job.number]
         self.walls_s.append(event.wall_s)
@@ -121,7 +122,8 @@ class Running:
         return active.card.model_copy(update={"state": state, "reason": f"{kind}: {event.reason}"})
 
     def _say(self, card: TrialCard, text: str) -> None:
-        self._rooms.viewer.say(f"trial {card.number}: {text}")
+        self.fault = f"trial {card.number}: {text}"
+        self._rooms.viewer.say(self.fault)
 
     def _write_loss(self, lost: Lost) -> None:
         record = {

@@ -1,6 +1,6 @@
 """What a sweep says of itself while it runs."""
 
-from orchestrator.live import Lines, best_line, eta_line, states_line
+from orchestrator.live import Lines, best_line, block, eta_line, states_line
 from orchestrator.progress import Picture, Tally
 
 
@@ -34,3 +34,16 @@ def test_lines_speak_only_when_a_trial_ended(capsys):
     lines.show(Picture(2, {"waiting": 0, "running": 2}))
     lines.show(Picture(2, {"waiting": 0, "running": 1, "complete": 1}))
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_terminal_shows_slots_what_runs_where_and_the_last_fault():
+    tally = Tally(fault="trial 3: attempt lost (killed); trying again")
+    says = {4: "node-2/0: steady rate_scale=2: 812 of 2,400 requests, 31.4 of 95.0 s of simulated time", 5: ""}
+    assert block(tally.picture(9, says, 4)) == [
+        "0/9 done: 2 running, 7 waiting",
+        "no result yet; ETA unknown yet",
+        "2 of 4 slots busy",
+        f"  trial 4 on {says[4]}",
+        "  trial 5 on its way",
+        "last fault: trial 3: attempt lost (killed); trying again",
+    ]
