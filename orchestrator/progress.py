@@ -36,7 +36,7 @@ class Tally:
     def picture(self, planned: int, running: Mapping[int, str], at_once: int) -> Picture:
         left = planned - sum(self.states.values())
         states = {"waiting": left - len(running), "running": len(running), **self.states}
-        eta_s = sum(self.walls_s) / len(self.walls_s) * left / at_once if self.walls_s else None
+        eta_s = sum(self.walls_s) / len(self.walls_s) * left / at_once if self.walls_s and at_once else None
         return Picture(planned, states, self.best, eta_s, dict(running), at_once, self.fault)
 
 

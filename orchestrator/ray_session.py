@@ -20,7 +20,8 @@ def start_ray(address: str | None, cpus: int, gpus: int | None = None) -> bool:
 
     if ray.is_initialized():
         return False
-    quiet = {"log_to_driver": False, "configure_logging": True, "logging_level": "error"}
+    # What Ray says of workers and nodes that die is pages long; it comes back as Lost, in a line.
+    quiet = {"log_to_driver": False, "configure_logging": True, "logging_level": "critical"}
     if address is not None:
         ray.init(address=address, **quiet)
         return False
