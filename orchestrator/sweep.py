@@ -23,6 +23,7 @@ from orchestrator.rooms import Rooms as Rooms
 from orchestrator.running import Running
 from orchestrator.stopping import Standing, Stop, first_reason
 from orchestrator.study import Asked, SweepStudy
+from search_spaces.noise import pilot_spread, planned_words
 from trials.fingerprint import trace_hash
 from trials.slo import parse_slo
 from trials.spec import TrialSpec
@@ -46,6 +47,8 @@ class Driver:
         self._race = Race(sweep) if sweep.config.races else None
         self._ready: deque[TrialCard] = deque()  # asked for, and waited for what is over now
         self._tally = Tally()
+        self._pilot: dict[str, dict[int, float]] = {}  # control -> value by window
+        self._said: bool | None = None  # what the plan can see: not yet, as assumed (False), as measured
         self.stopped: str | None = None
         self._take_in(rooms.folder.load_trials())
 
@@ -59,6 +62,7 @@ class Driver:
 
     def run(self) -> None:
         """Until nothing is left to ask for. KeyboardInterrupt: what runs is ended in order, nothing is lost."""
+        self._say_what_is_seen()
         try:
             while True:
                 self._fill()
@@ -198,6 +202,15 @@ class Driver:
             })
         )  # fmt: skip
 
+    def _say_what_is_seen(self) -> None:
+        """The smallest difference that the plan can see: as assumed; as measured once controls met two windows."""
+        config, controls = self._sweep.config, [name for name, _ in self._sweep.controls]
+        controls.sort(key=lambda name: name != "vendor_default")  # what the others are held against
+        found = pilot_spread([self._pilot[name] for name in controls if name in self._pilot])
+        if self._said is None or (self._said is False and found is not None):
+            self._rooms.viewer.say(planned_words(config.repeats, config.min_gain, found))
+            self._said = found is not None
+
     def _finish(self, card: TrialCard) -> None:
         """Card, then journal; then those that waited for it."""
         self._rooms.folder.save_card(card)
@@ -210,6 +223,7 @@ class Driver:
             told = replace(told, constraints=(*told.constraints, ("beside_the_search", 1.0)))
         self._study.tell(card.number, told)
         self._count(record)
+        self._say_what_is_seen()
         self._ready.extend(self._known.released(card.number))
 
     def _count(self, record: TrialRecord) -> None:
@@ -220,6 +234,8 @@ class Driver:
         if self._race is not None and card.role in OF_THE_SEARCH:
             self._race.learn(card, value)
         space, policy = self._sweep.space, self._sweep.space.policy_of(card.spec)
+        if card.control and value.value is not None:
+            self._pilot.setdefault(card.control, {})[card.repeat] = value.value
         may_win = value.feasible and space.contains(policy) and card.role is None
         self._tally.count(state, space.label(policy), value.value if may_win else None)
 

@@ -8,6 +8,7 @@ from orchestrator.conclude import Conclusion
 from orchestrator.config import Sweep
 from orchestrator.estimate import estimate
 from orchestrator.folder import SweepFolder
+from search_spaces.noise import planned_words
 from search_spaces.outcome import Outcome
 from trials.result import Accounts, Percentiles, TrialResult
 from trials.static_batch import Compared
@@ -82,11 +83,21 @@ def plan_lines(sweep: Sweep) -> list[str]:
         names = ", ".join(sweep.space.label(sweep.space.policy_of(s)) for s in specs)
         more = " ..." if sweep.space.num_candidates > _LISTED else ""
         lines.append(f"candidates ({sweep.space.num_candidates}): {names}{more}")
+    lines.append(planned_words(config.repeats, config.min_gain))
+    lines.append(_again_words(sweep))
     beside = ", ".join(name for name, _ in sweep.controls) or "none"
     lines.append(f"controls beside the budget, each on every window: {beside}")
     lines.append(estimate(sweep).words)
     lines += [f"left out: control {name}: {_UNMOVED}" for name in left_out(sweep)]
     return lines + [f"note: {note}" for note in sweep.notes]
+
+
+def _again_words(sweep: Sweep) -> str:
+    """What is measured again once the search is over."""
+    held = [f"{w.start / 1e9:g} s + {w.duration / 1e9:g} s" for w in sweep.held_out]
+    said = f"held out, never searched: {'; '.join(held)}" if held else "nothing is held out"
+    survival = sweep.config.survival
+    return f"{said}; survival: {survival.words if survival else 'not asked for'}"
 
 
 def print_trial(result: TrialResult, where: str) -> None:

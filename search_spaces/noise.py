@@ -34,8 +34,23 @@ def visible_effect(windows: int, spread: float, min_gain: float) -> float:
     return max(min_gain, half * spread)
 
 
+def planned_words(windows: int, min_gain: float, measured: float | None = None) -> str:
+    """What a plan can see, before it is carried out. `measured`: the spread that controls showed."""
+    if windows < 2:
+        return (
+            f"one window: a difference from min_gain {min_gain:.1%} on counts, and nothing tells it from noise; "
+            "use repeats: 3"
+        )
+    spread = ASSUMED_SPREAD if measured is None else measured
+    source = "assumed, none was measured yet" if measured is None else "as the controls measured so far do"
+    return (
+        f"this plan sees differences from about {visible_effect(windows, spread, min_gain):.1%} on: {windows} "
+        f"windows, on which paired differences spread by {spread:.1%} ({source})"
+    )
+
+
 def pilot_spread(values: Sequence[Mapping[int, float]]) -> float | None:
-    """Spread of paired differences between windows, as a share: of candidates against the first of them.
+    """Spread between windows of what candidates are over the first of them, as a share.
 
     None before two of them met the same two windows.
     """
@@ -43,12 +58,12 @@ def pilot_spread(values: Sequence[Mapping[int, float]]) -> float | None:
         return None
     base, squares, freedom = values[0], 0.0, 0
     for other in values[1:]:
-        shared = sorted(base.keys() & other.keys())
-        level = np.mean([base[r] for r in shared]) if shared else 0.0
-        if len(shared) < 2 or level <= 0:
+        shared = [r for r in sorted(base.keys() & other.keys()) if base[r] > 0]
+        ratio = np.array([other[r] / base[r] for r in shared])
+        if len(shared) < 2 or ratio.mean() <= 0:
             continue
-        apart = np.array([other[r] - base[r] for r in shared]) / level
-        squares, freedom = squares + float(((apart - apart.mean()) ** 2).sum()), freedom + len(shared) - 1
+        apart = ratio / ratio.mean() - 1
+        squares, freedom = squares + float((apart**2).sum()), freedom + len(shared) - 1
     return (squares / freedom) ** 0.5 if freedom else None
 
 

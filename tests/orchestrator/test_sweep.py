@@ -301,3 +301,16 @@ def test_the_winner_is_named_in_the_study_too(tmp_path):
     study = optuna.load_study(study_name="toy", storage=optuna.storages.JournalStorage(
         optuna.storages.journal.JournalFileBackend(str(ran.folder.journal))))  # fmt: skip
     assert study.user_attrs == {"kvknee.winner": "block_size=16", "kvknee.winner_trial": 1}
+
+
+def test_what_the_plan_can_see_is_said_before_the_first_trial_and_again_when_controls_measured_it(tmp_path):
+    def answer(job):
+        return make_result(100.0 * (1 + job.spec.repeat) * (0.9 if job.spec.policy.layout == "contiguous" else 1.0))
+
+    ran = drive(tmp_path / "out", make_sweep(tmp_path, *CONTROLS), answer=answer)
+    first, *later = [text for text in ran.viewer.said if "this plan sees" in text]
+    assert ran.viewer.said[0] == first
+    assert "assumed" in first
+    assert "2.0% on: 2 windows" in first
+    (measured,) = later
+    assert "spread by 0.0% (as the controls measured so far do)" in measured

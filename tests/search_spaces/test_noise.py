@@ -70,9 +70,9 @@ def test_the_planned_effect_is_half_of_the_interval_that_normal_differences_give
 
 def test_a_pilot_s_spread_is_that_of_paired_differences_and_not_of_windows():
     windows = {0: 100.0, 1: 200.0, 2: 300.0}
-    steady = {r: v - 10 for r, v in windows.items()}
+    steady = {r: v * 0.6 for r, v in windows.items()}
     assert pilot_spread([windows, steady]) == pytest.approx(0)
-    shaky = {0: 100.0, 1: 210.0, 2: 290.0}
+    shaky = {0: 50.0, 1: 105.0, 2: 142.5}
     assert pilot_spread([windows, shaky]) == pytest.approx(0.05)
     assert pilot_spread([windows]) is None
     assert pilot_spread([windows, {0: 3.0}]) is None
