@@ -213,10 +213,11 @@ def status_of(path: Path, sweep: Sweep) -> Status:
             running[record.number] = ""
             continue
         score = judged(record, sweep, slo)
-        wins = score.feasible and sweep.space.contains(sweep.space.policy_of(record.spec))
+        wins = score.feasible and sweep.space.contains(sweep.space.policy_of(record.spec)) and not record.card.role
         state = "reused" if record.card.reused_from is not None else record.state
         tally.count(state, sweep.space.label(sweep.space.policy_of(record.spec)), score.value if wins else None)
-    planned = sweep.budget + len(list(sweep.control_points()))
+    again = sum(record.card.role is not None for record in records)
+    planned = sweep.budget + len(list(sweep.control_points())) + again
     picture = tally.picture(planned, running, 1)
     lines = [states_line(picture), best_line(picture), "a driver runs it now" if driven else "no driver runs it"]
     left = planned - sum(tally.states.values())

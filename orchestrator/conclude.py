@@ -27,7 +27,7 @@ SUMMARY_COLUMNS = (
     "number", "control", "label", "block_size", "repeat", "status", "eligible", "feasible", "value",
     "ttft_p99_ms", "itl_p99_ms", "tpot_p99_ms", "e2el_p99_ms", "offered", "completed", "qualified",
     "output_throughput", "waste_byte_seconds", "useful_pool_ratio", "num_preemptions", "evidence",
-    "spec_hash", "trace_hash", "engine_hash", "attempts", "reused_from", "reason",
+    "spec_hash", "trace_hash", "engine_hash", "attempts", "reused_from", "role", "reason",
 )  # fmt: skip
 
 
@@ -164,6 +164,7 @@ def _row(record: TrialRecord, judged: Score, sweep: Sweep) -> dict[str, object]:
         "spec_hash": record.card.spec_hash,
         "attempts": len(record.attempts),
         "reused_from": "" if record.card.reused_from is None else record.card.reused_from,
+        "role": record.card.role or "",
         "reason": " ".join("; ".join(judged.reasons).split()),
     }
     return row | (_measures(record.result) if record.result else {})

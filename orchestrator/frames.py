@@ -55,7 +55,8 @@ def trials_frame(records: Sequence[TrialRecord]) -> pd.DataFrame:
 
 def _trial_row(record: TrialRecord) -> dict[str, object]:
     row: dict[str, object] = {
-        "trial": record.number, "control": record.control, "repeat": record.repeat, "state": record.state,
+        "trial": record.number, "control": record.control, "role": record.card.role, "repeat": record.repeat,
+        "state": record.state,
         "reason": record.card.reason, "attempts": len(record.attempts), "reused_from": record.card.reused_from,
         "spec_hash": record.card.spec_hash, **{f"param_{k}": v for k, v in record.params.items()},
     }  # fmt: skip

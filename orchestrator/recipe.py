@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from orchestrator.folder import SweepFolder, TrialRecord, write_text
 from orchestrator.ledger_diff import rows_of
 from orchestrator.tolerance import ExpectedMetric, expected_metrics, latency_promise
-from search_spaces.outcome import Outcome, VerdictRow
+from search_spaces.outcome import Confirmed, Outcome, Survival, VerdictRow
 from trials.describe import describe
 from trials.documents import read_yaml, validated
 from trials.fingerprint import environment, file_digest, trace_hash, trace_parts
@@ -81,6 +81,8 @@ class Chosen(_Model):
     winner: str
     tied: tuple[str, ...]
     binding: str
+    confirmed: tuple[Confirmed, ...] = ()  # on windows that the search never saw
+    survival: tuple[Survival, ...] = ()
 
 
 class Recipe(_Model):
@@ -212,7 +214,7 @@ def _chosen(outcome: Outcome) -> Chosen:
     assert outcome.winner is not None
     return Chosen(
         kind=outcome.kind, sentence=outcome.sentence, objective=outcome.objective, winner=outcome.winner,
-        tied=outcome.tied, binding=outcome.binding,
+        tied=outcome.tied, binding=outcome.binding, confirmed=outcome.confirmed, survival=outcome.survival,
     )  # fmt: skip
 
 

@@ -44,7 +44,27 @@ def outcome_lines(outcome: Outcome) -> list[str]:
         lines.append(f"tied set: {', '.join(outcome.tied)}  ({outcome.noise})")
     if outcome.binding:
         lines.append(f"binding clause: {outcome.binding}")
+    lines += _again_lines(outcome)
+    lines += [
+        f"front: {p.label}: {p.value:.4g} qualified tok/s, {p.waste_byte_seconds_per_token:.4g} byte-s wasted each"
+        for p in outcome.front
+    ]
     return lines + [f"note: {note}" for note in outcome.notes]
+
+
+def _again_lines(outcome: Outcome) -> list[str]:
+    """What was measured again after the search: held-out windows and survival."""
+    lines = []
+    for c in outcome.confirmed:
+        values = ", ".join("none" if v is None else f"{v:.4g}" for v in c.values)
+        behind = "" if c.share_of_winner is None or "winner" in c.parts else f" ({c.share_of_winner - 1:+.1%})"
+        apart = c.behind_winner
+        interval = f", winner ahead by {apart.low:.4g} .. {apart.high:.4g}" if apart else ""
+        why = f"; {c.why_not}" if c.why_not else ""
+        lines.append(f"held out: {c.label} ({', '.join(c.parts)}): {values}{behind}{interval}{why}")
+    return lines + [
+        f"survival: {s.label} {'survives' if s.survived else f'does not: {s.reason}'}" for s in outcome.survival
+    ]
 
 
 def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -79,6 +79,15 @@ class NearestMiss(_Model):
     over: float | None  # share beyond the limit; None = without bound
 
 
+class FrontPoint(_Model):
+    """A candidate that no other beats in both: means over its windows."""
+
+    label: str
+    trials: tuple[int, ...]
+    value: float  # qualified tokens per second
+    waste_byte_seconds_per_token: float
+
+
 class Confirmed(_Model):
     """A candidate measured again on windows that the search never saw. `values` follow `trials`."""
 
@@ -124,6 +133,7 @@ class Outcome(_Model):
     phases_agree: bool = True
     candidates: tuple[CandidateOutcome, ...] = ()
     verdicts: tuple[VerdictRow, ...] = ()
+    front: tuple[FrontPoint, ...] = ()  # objective pareto: most tokens first
     confirmed: tuple[Confirmed, ...] = ()  # the winner first
     survival: tuple[Survival, ...] = ()  # in the order in which they were tried
     notes: tuple[str, ...] = Field(default=())

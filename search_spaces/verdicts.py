@@ -16,6 +16,7 @@ from search_spaces.outcome import (
     Verdict,
     VerdictRow,
 )
+from search_spaces.pareto import front
 from search_spaces.slots import effect_words
 from search_spaces.space import Space
 
@@ -23,8 +24,9 @@ _MOST_NAMED = 8  # ties in a sentence; the table has all
 _MOST = {
     "qualified_output_throughput": "most qualified tokens among the feasible",
     "capacity_load": "the largest load among the feasible",
+    "pareto": "most qualified tokens among the feasible; `front` has what wastes less",
 }
-UNITS = {"qualified_output_throughput": "qualified tok/s", "capacity_load": "load"}
+UNITS = {"qualified_output_throughput": "qualified tok/s", "capacity_load": "load", "pareto": "qualified tok/s"}
 
 
 def describe(decision: Decision, space: Space, rules: Rules, notes: Sequence[str] = ()) -> Outcome:
@@ -53,6 +55,7 @@ def describe(decision: Decision, space: Space, rules: Rules, notes: Sequence[str
         phases_agree=decision.phases_agree,
         candidates=tuple(_candidate(c, i, decision, space) for c, i in _with_intervals(decision)),
         verdicts=tuple(_verdict(c, i, decision, space, rules) for c, i in _with_intervals(decision)),
+        front=front(decision.candidates, space) if rules.objective == "pareto" else (),
         confirmed=confirmed(decision, space, rules),
         survival=survivals(decision, space),
         notes=(*notes, *((said,) if (said := effect_words(decision.slots, rules.min_gain)) else ())),

@@ -212,7 +212,7 @@ def test_nothing_feasible_exits_with_3_and_names_the_nearest_miss(sweep_file, tm
     code, out, err = kvknee("run", sweep_file, "-o", tmp_path / "out", "--goodput", "ttft:0.001", "-n", "1",
                             "--set", "controls=[]", "--set", "repeats=1")  # fmt: skip
     assert code == 3, err
-    assert "no feasible candidate; nearest miss block_size=8" in out
+    assert "no feasible candidate; nearest miss block_size=16" in out  # the default is asked for first
     assert not (tmp_path / "out" / "recipe.yaml").exists()
     assert (tmp_path / "out" / "report.html").is_file()
 
