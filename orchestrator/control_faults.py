@@ -7,9 +7,9 @@ A `look` runs one trial (or a choice between trials) and returns everything that
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import trials.ledger
 import trials.metrics
 import trials.pressure
+import trials.recount
 import trials.waste
 import trials.worker
 from orchestrator.control_scenes import (
@@ -155,7 +155,7 @@ def _one_more() -> Swap:
 
 def extra_block(scale: Scale, faulty: bool, guarded: bool) -> list[str]:
     trace = small_trace([(0, 16, 4)]) if scale == "smallest" else generated_trace()
-    off = [] if guarded else [Swap(trials.ledger, "_check_tables", lambda *_: None)]
+    off = [] if guarded else [Swap(trials.recount, "_check_tables", lambda *_: None)]
     return _judged(make_spec(blocks=4 if scale == "smallest" else 400), trace, [_one_more()] if faulty else [], off)
 
 

@@ -7,6 +7,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from orchestrator.reach import require_reachable
+
 _STORE_BYTES = 100_000_000  # results are KB to MB; Ray would take 30 % of the memory
 
 
@@ -23,6 +25,7 @@ def start_ray(address: str | None, cpus: int, gpus: int | None = None) -> bool:
     # What Ray says of workers and nodes that die is pages long; it comes back as Lost, in a line.
     quiet = {"log_to_driver": False, "configure_logging": True, "logging_level": "critical"}
     if address is not None:
+        require_reachable(address)
         ray.init(address=address, **quiet)
         return False
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")

@@ -231,7 +231,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         os.replace(name, path)
     except BaseException as error:
         Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno is not None:
             error.filename = str(path)  # what the user asked for, not the temporary name
         raise
 
