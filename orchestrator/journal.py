@@ -5,6 +5,7 @@ trials of a narrower space are written over, under their own numbers and as cand
 file that takes the old one's place at once.
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,28 @@ from optuna.trial import FrozenTrial, TrialState
 
 from search_spaces.space import Space
 
+
+class _Journal(JournalFileBackend):  # type: ignore[misc]
+    """Waits for the disk when a trial is told, and not at each of the seven other lines of a trial.
+
+    A killed driver loses none of them. A power cut may lose lines after the last trial that was told: what they
+    asked for is then asked anew, under the same numbers, and its answers are found in the trials' folders.
+    """
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        if any(log.get("state") in _OVER for log in logs):
+            super().append_logs(logs)
+            return
+        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
+        self._lock.acquire()
+        try:
+            with open(self._file_path, "ab") as file:
+                file.write(lines.encode())
+        finally:
+            self._lock.release()
+
+
+_OVER = {int(state) for state in TrialState if state.is_finished()}
 FIXED = "fixed_params"  # where Optuna keeps what an enqueued trial is to have
 
 
@@ -38,7 +61,7 @@ def open_study(journal: Path, name: str, space: Space, directions: tuple[str, ..
 
 
 def _opened(journal: Path, name: str, directions: tuple[str, ...]) -> Any:
-    storage = JournalStorage(JournalFileBackend(str(journal)))
+    storage = JournalStorage(_Journal(str(journal)))
     return optuna.create_study(storage=storage, study_name=name, directions=list(directions), load_if_exists=True)
 
 

@@ -161,6 +161,9 @@ def ask(spec: TrialSpec, out: Path) -> None:
     """Write what the trial is asked into its folder, and take away what an earlier attempt there answered."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "result.json").unlink(missing_ok=True)  # an earlier attempt's answer is not this one's
+    with contextlib.suppress(OSError, ValueError):
+        if TrialSpec.model_validate_json((out / "spec.json").read_text(encoding="utf-8")) == spec:
+            return
     text = spec.model_dump_json(indent=1) + "\n"
     write_whole(out / "spec.json", lambda temporary: temporary.write_text(text, encoding="utf-8"))
 

@@ -212,7 +212,7 @@ def test_a_parcel_arrives_whole_or_not_at_all(tmp_path: Path) -> None:
     )
     outcome = launch(spec_of(), source, Launch(tmp_path, worker))
     parcel = collect(outcome, source)
-    assert {file.name for file in parcel.files} == {"a.txt", "attempt.json", "log.txt", "spec.json"}
+    assert {file.name for file in parcel.files} == {"a.txt", "attempt.json", "log.txt"}
     deliver(parcel, tmp_path / "there")
     assert (tmp_path / "there" / "a.txt").read_text() == "x" * 9
     first = parcel.files[0]
