@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from orchestrator.folder import SweepFolder, TrialRecord
 from trials.ledger import ACCOUNTS
 from trials.parquet_footer import bounded
-from trials.result import Effective, Percentiles, TrialResult
+from trials.result import Counts, Effective, Ledger, Metrics, Percentiles, ReplayResult, TrialResult
 from trials.units import SpecError
 
 Floats = NDArray[np.float64]
@@ -64,27 +64,50 @@ def _trial_row(record: TrialRecord) -> dict[str, object]:
 
 
 def _result_row(result: TrialResult) -> dict[str, object]:
-    metrics, ledger = result.metrics, result.ledger
     row: dict[str, object] = {
         "evidence": result.evidence, "eligible": result.eligible, "trace_hash": result.hashes.trace,
-        "engine_hash": result.hashes.engine, **result.counts.model_dump(),
+        "engine_hash": result.hashes.engine, **_measured(result.counts, result.metrics, result.ledger),
+    }  # fmt: skip
+    if result.effective is not None:
+        row |= {"block_size": result.effective.block_size, "num_blocks": result.effective.num_blocks,
+                "layout": result.effective.layout, "pool_bytes": result.effective.pool_bytes}  # fmt: skip
+    return row
+
+
+def replay_row(replay: ReplayResult) -> dict[str, object]:
+    """One replay as a row: what it was, whether it holds, and its numbers."""
+    seen = replay.observation
+    return {
+        "phase": replay.phase, "load": replay.load, "clock": replay.clock, "holds": replay.holds,
+        "attainment": replay.attainment, "binding": replay.binding, "void": bool(replay.void_because),
+        "stopped_early": replay.stopped_early, "num_steps": seen.num_steps,
+        "window_s": (seen.end_ns - seen.start_ns) / 1e9, **_measured(replay.counts, replay.metrics, replay.ledger),
+    }  # fmt: skip
+
+
+def _measured(counts: Counts, metrics: Metrics, ledger: Ledger) -> dict[str, object]:
+    """Counts, rates, times (ms) and time means of accounts (bytes)."""
+    row: dict[str, object] = {
+        **counts.model_dump(),
         "output_throughput": metrics.output_throughput,
         "qualified_output_throughput": metrics.qualified_output_throughput,
+        "capacity_load": metrics.capacity_load,
         "num_preemptions": metrics.num_preemptions, "prefix_hit_rate": metrics.prefix_hit_rate,
         "waste_byte_seconds": metrics.waste_byte_seconds.get("total"),
         "useful_pool_ratio": ledger.useful_pool_ratio, "slots_per_live_token": ledger.slots_per_live_token,
         "residual_bytes": ledger.residual_bytes, "unbalanced_rows": ledger.unbalanced_rows,
     }  # fmt: skip
-    if result.effective is not None:
-        row |= {"block_size": result.effective.block_size, "num_blocks": result.effective.num_blocks,
-                "layout": result.effective.layout, "pool_bytes": result.effective.pool_bytes}  # fmt: skip
     for name in _TIMES:
         times: Percentiles = getattr(metrics, name)
         row |= {
             f"{name.removesuffix('_ms')}_{k}{'' if k == 'n' else '_ms'}": v for k, v in times.model_dump().items()
         }
-    row |= {f"mean_{account}_bytes": value for account, value in ledger.time_mean.items()}
-    return row
+    return row | {_column(account): value for account, value in ledger.time_mean.items()}
+
+
+def _column(account: str) -> str:
+    """`mean_payload_bytes`, `mean_pool_bytes`."""
+    return f"mean_{account.removesuffix('_bytes')}_bytes"
 
 
 def read_columns(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:

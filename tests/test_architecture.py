@@ -17,7 +17,7 @@ HOMES = {
     "mlflow": {
         f"orchestrator/tracking_{room}.py" for room in ("check", "content", "recipe", "registry", "runs", "send")
     },
-    "pandas": {"orchestrator/frames.py", "orchestrator/frames_gaps.py"},
+    "pandas": {"orchestrator/frames.py", "orchestrator/frames_gaps.py", "orchestrator/frames_load.py"},
     "matplotlib": {"orchestrator/plots.py"},
     "bokeh": {"orchestrator/plots_live.py"},
 }

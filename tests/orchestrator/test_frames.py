@@ -50,7 +50,7 @@ def test_one_row_a_trial_with_its_metrics_and_accounts(sweep: SweepFolder) -> No
     assert len(frame) == 2 * len(SIZES) + 1
     assert frame["block_size"].tolist() == [*SIZES, *SIZES, 512]
     assert (
-        frame[[f"mean_{a}_bytes" for a in ACCOUNTS]].sum(axis=1) - frame["mean_pool_bytes_bytes"]
+        frame[[f"mean_{a}_bytes" for a in ACCOUNTS]].sum(axis=1) - frame["mean_pool_bytes"]
     ).abs().max() < 1
 
 
