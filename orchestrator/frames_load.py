@@ -35,6 +35,8 @@ class SweepFrames:
 
         Times in ms, accounts in bytes (`mean_*_bytes` over time); a trial without a result has NaN.
         """
+        if not self.records:
+            return pd.DataFrame({"trial": pd.Series(dtype="int64")})
         frame = trials_frame(self.records)
         found = self.outcome.candidates if self.outcome is not None else ()
         labels = {number: c.label for c in found for number in c.trials}
