@@ -14,7 +14,7 @@ from orchestrator.config import Sweep
 from orchestrator.folder import SweepFolder, TrialRecord
 from orchestrator.points import OF_THE_SEARCH, Beside, Point, Role
 from orchestrator.reprieve import reprieved
-from orchestrator.survival import survival_trace
+from orchestrator.survival import bursts_on
 from search_spaces.candidates import Candidate
 from search_spaces.knee import Decision, unresolved
 from search_spaces.race import Standings
@@ -122,10 +122,11 @@ def _under_bursts(
     asked = sweep.config.survival
     assert asked is not None
     window = sweep.held_out[0] if sweep.held_out else sweep.windows[-1]
-    trace = survival_trace(asked, spec, window, folder.path / "survival")
-    measure, ladder = spec.measure, spec.measure.ladder
-    if ladder is not None and capacity is not None:
-        value = capacity * asked.of_capacity
-        load = max(1, round(value)) if ladder.over == "concurrency" else value
-        measure = Measure(load=Load.model_validate({ladder.over: load}))
-    return spec.model_copy(update={"trace": trace, "measure": measure, "repeat": point.repeat})
+    bursts = bursts_on(asked, spec, window, folder.path / "survival")
+    load, ladder = spec.measure.load, spec.measure.ladder
+    if ladder is not None:
+        value = (capacity or ladder.low) * asked.of_capacity
+        load = Load.model_validate({ladder.over: max(1, round(value)) if ladder.over == "concurrency" else value})
+    assert load is not None
+    measure = Measure(load=bursts.load(load))
+    return spec.model_copy(update={"trace": bursts.trace, "measure": measure, "repeat": point.repeat})

@@ -87,7 +87,7 @@ def _continued(out: Path) -> tuple[Path, Sweep | None]:
 
 def _finished(folder: SweepFolder, sweep: Sweep) -> bool:
     planned = sweep.budget + len(list(sweep.control_points()))
-    ended = [r for r in folder.load_trials() if r.state != "running"]
+    ended = [r for r in folder.load_trials() if r.state != "running" and r.card.role is None]
     return len(ended) == planned and folder.report_html.is_file()
 
 

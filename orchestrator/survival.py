@@ -1,9 +1,10 @@
 """What a winner has to survive before a recipe is written: a window overlaid with bursts of cancels and with forks.
 
-Every engine takes forks: those without copy-on-write as requests that meet in the prefix cache.
+Every engine takes forks: those without copy-on-write as requests that meet in the prefix cache. Forks are requests
+more: the load is thinned by as much, so that it is the bursts that have to be survived and not a higher load.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trials.fingerprint import trace_hash
 from trials.load import window_of
 from trials.overlay import Cancels, Forks, Overlay, Share, overlaid
-from trials.spec import Ns, TraceSpec, TrialSpec, Window
+from trials.spec import Load, Ns, TraceSpec, TrialSpec, Window
 from trials.superpose import superposed
 from trials.trace import STARTS, Trace, load_trace, save_trace
 from trials.units import SpecError
@@ -39,7 +40,20 @@ class SurvivalSpec(BaseModel):
         return f"{self.cancels:.0%} given up in {self.bursts} bursts, {self.forks:.0%} sampled {self.width} times"
 
 
-def survival_trace(asked: SurvivalSpec, spec: TrialSpec, window: Window | None, folder: Path) -> TraceSpec:
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """A window under bursts, and by what its rate is multiplied so that as many requests come as without them."""
+
+    trace: TraceSpec
+    thinner: float
+
+    def load(self, asked: Load) -> Load:
+        """The load at which it is replayed. A rate in requests a second counts the forks already; a closed load has
+        no rate."""
+        return asked if asked.rate_scale is None else Load(rate_scale=asked.rate_scale * self.thinner)
+
+
+def bursts_on(asked: SurvivalSpec, spec: TrialSpec, window: Window | None, folder: Path) -> Bursts:
     """The window and what warms it up, overlaid, as a trace file in `folder` that goes by its hash. SpecError."""
     stored = superposed(load_trace(Path(spec.trace.path)), spec.trace.superpose)
     stretch, start, end = window_of(stored, spec.trace.model_copy(update={"window": window}))
@@ -51,9 +65,8 @@ def survival_trace(asked: SurvivalSpec, spec: TrialSpec, window: Window | None, 
         save_trace(trace, path)
     begin = max(0, start - int(at[at >= stretch][0]))
     counted = Window.model_validate({"start": f"{begin}ns", "duration": f"{end - start}ns"})
-    return spec.trace.model_copy(
-        update={"path": str(path.resolve()), "window": counted, "warmup": begin, "superpose": 1}
-    )
+    changed = {"path": str(path.resolve()), "window": counted, "warmup": begin, "superpose": 1}
+    return Bursts(spec.trace.model_copy(update=changed), len(part) / len(trace))
 
 
 def _laid(asked: SurvivalSpec, part: Trace) -> Trace:

@@ -6,10 +6,12 @@ from fake_rooms import by_block_size, drive, drive_and_die, make_sweep
 from made_results import make_result
 
 from orchestrator.conclude import outcome_of
-from orchestrator.survival import SurvivalSpec, survival_trace
+from orchestrator.survival import SurvivalSpec, bursts_on
 from orchestrator.windows import window_of
 from trials.fingerprint import trace_hash
+from trials.load import offer
 from trials.load import window_of as counted_window
+from trials.spec import Load
 from trials.trace import STARTS, load_trace
 
 S = 10**9
@@ -159,23 +161,36 @@ def test_bursts_lie_on_the_window_and_what_warms_it_up_and_the_same_requests_cou
     spec = base.model_copy(update={"trace": base.trace.model_copy(update={"warmup": 5 * S})})
     window = window_of(30 * S, 20 * S)
     asked = SurvivalSpec(forks=0.2, width=3, cancels=0.2, bursts=2)
-    trace_spec = survival_trace(asked, spec, window, tmp_path / "survival")
+    found = bursts_on(asked, spec, window, tmp_path / "survival")
+    trace_spec = found.trace
     trace = load_trace(tmp_path / "survival" / trace_spec.path.rpartition("/")[2])
     rows = int((trace.starts == STARTS["arrival"]).sum())
     assert rows == 25
     assert len(trace) == 25 + round(0.2 * 25) * 2
     assert (trace.cancel_after_ns >= 0).sum() == pytest.approx(0.2 * len(trace), abs=2)
     assert counted_window(trace, trace_spec) == (0, 5 * S, 25 * S)
-    assert survival_trace(asked, spec, window, tmp_path / "survival") == trace_spec
-    other = survival_trace(asked.model_copy(update={"seed": 1}), spec, window, tmp_path / "survival")
-    assert other.path != trace_spec.path
+    assert bursts_on(asked, spec, window, tmp_path / "survival") == found
+    other = bursts_on(asked.model_copy(update={"seed": 1}), spec, window, tmp_path / "survival")
+    assert other.trace.path != trace_spec.path
+
+
+def test_as_many_requests_come_a_second_with_forks_as_without(tmp_path):
+    spec = make_sweep(tmp_path).space.base
+    found = bursts_on(SurvivalSpec(forks=0.5, width=3, cancels=0.2), spec, None, tmp_path / "survival")
+    trace = load_trace(tmp_path / "survival" / found.trace.path.rpartition("/")[2])
+    assert found.thinner == 60 / len(trace) == 0.5
+    offered = offer(trace, found.trace, found.load(Load(rate_scale=2.0)), "cold")
+    seconds = (offered.window_ns[1] - offered.window_ns[0]) / 1e9
+    assert len(offered.rows) / seconds == pytest.approx(2.0, rel=0.05)
+    assert found.load(Load(rps=3.0)) == Load(rps=3.0)
+    assert found.load(Load(concurrency=7)) == Load(concurrency=7)
 
 
 def test_answers_of_forks_never_exceed_what_the_model_holds(tmp_path):
     sweep = make_sweep(tmp_path, "policy.max_model_len=160")
     asked = SurvivalSpec(forks=1.0, width=4, cancels=0.2)
-    found = survival_trace(asked, sweep.space.base, None, tmp_path / "survival")
-    trace = load_trace(tmp_path / "survival" / found.path.rpartition("/")[2])
+    found = bursts_on(asked, sweep.space.base, None, tmp_path / "survival")
+    trace = load_trace(tmp_path / "survival" / found.trace.path.rpartition("/")[2])
     assert int((trace.num_prompt_tokens + trace.num_output_tokens).max()) <= 160
 
 
