@@ -17,6 +17,7 @@ from orchestrator.page_identity import again, candidates, identity, surroundings
 from orchestrator.page_latency import latency
 from orchestrator.page_ledger import ledgers, tokens
 from orchestrator.page_pressure import churn, pressure
+from orchestrator.page_proofs import proofs
 from orchestrator.page_script import scripts
 from orchestrator.page_search import search
 from orchestrator.page_waste import breakdown, waste
@@ -28,6 +29,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Sweep], str]], ...] = (
     ("answer", "Answer", answer),
     ("knee", "The knee", knee),
     ("verdicts", "Verdicts", verdicts),
+    ("proofs", "Proofs", proofs),
     ("gain", "What could be gained", gain),
     ("ledger", "Where every byte went", ledgers),
     ("tokens", "Three numbers apart", tokens),

@@ -1,12 +1,13 @@
 """The report's answer: sentence, evidence and interval, the knee, the verdicts. The words are knee.json's."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from orchestrator.markup import Cell, Value, badge, figures, folded, items, nothing, number, paragraph, table, text
 from orchestrator.plots_knee import knee_svg
 from orchestrator.shown import Sweep
 from orchestrator.shown_quantities import Quantity, knee_points, leaders, quantities
-from search_spaces.outcome import CandidateOutcome, Interval, Outcome
+from search_spaces.outcome import CandidateOutcome, Confirmed, Interval, Outcome
 from search_spaces.verdicts import UNITS
 
 _MOST_NAMED = 9
@@ -53,6 +54,8 @@ def _intervals(outcome: Outcome) -> list[str]:
         lines.append(f"It is behind the best mean by {spelt(won.behind_best)}, which is within the tie.")
     if set(outcome.tied) - {won.label}:
         lines.append(f"{len(outcome.tied)} are tied: {_named(outcome.tied)}. Judged so: {outcome.noise}.")
+    if again := next((c for c in outcome.confirmed if c.label == won.label), None):
+        lines.append(f"Held out: {held_out(again)}.")
     if outcome.smallest_effect is not None:
         lines.append(f"The smallest difference that this sweep could have seen is {outcome.smallest_effect:.1%}.")
     return lines
@@ -80,6 +83,16 @@ def _range(c: CandidateOutcome) -> str:
     return number(c.value) + (many if len(finite) > 1 else " (one repeat: no interval)")
 
 
+def held_out(found: Confirmed) -> str:
+    """`812 on 3 windows that the search never saw (790 to 830)`."""
+    values = [v for v in found.values if v is not None]
+    if not values:
+        return "no value on windows that the search never saw"
+    many = f" ({number(min(values))} to {number(max(values))})" if len(values) > 1 else ""
+    windows = "a window" if len(values) == 1 else f"{len(values)} windows"
+    return f"{number(fmean(values))} on {windows} that the search never saw{many}"
+
+
 def spelt(i: Interval) -> str:
     """`3.5 [1 to 6]`."""
     return f"{number(i.mean)} [{number(i.low)} to {number(i.high)}]"
@@ -99,14 +112,18 @@ def knee(sweep: Sweep) -> str:
     rows: list[list[Value]] = []
     for i, s in enumerate(sweep.shown):
         row: list[Value] = [s.title, s.block_size, s.role, s.feasible]
-        for p in points:
-            row += [p[i].middle, p[i].low, p[i].high]
+        for nth, p in enumerate(points):
+            raced = nth == 0 and s.less_than is not None
+            row += [Cell(f"< {number(s.less_than)}", "n") if raced else p[i].middle, p[i].low, p[i].high]
         rows.append(row)
     marks = [s.role == "chosen" for s in sweep.shown]
     note = (
         "Means over repeats, bars from the lowest to the highest. Filled: feasible; hollow: not. "
         "A line joins the best that was searched at each block size."
     )
+    raced_out = sum(s.less_than is not None for s in sweep.shown)
+    if raced_out:
+        note += f" {raced_out} were raced out: the table says what they stay below."
     return (
         figures(drawn, [f"knee{i}" for i in range(len(drawn))])
         + paragraph(note, "note")

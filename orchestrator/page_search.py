@@ -1,5 +1,6 @@
 """The report's search: what was tried in which order, which parameters mattered, and value against waste."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -9,6 +10,7 @@ from orchestrator.plots_bars import Bars, Part, bars_svg
 from orchestrator.plots_points import Cloud, Point, cloud_svg
 from orchestrator.shown import Shown, Sweep
 from orchestrator.shown_quantities import Read, objective_of
+from search_spaces.outcome import FrontPoint
 from trials.result import TrialResult
 
 
@@ -108,7 +110,8 @@ def front_cloud(sweep: Sweep) -> Cloud:
         wasted = [w for r in s.results if (w := _wasted(r)) is not None]
         if values and len(wasted) == len(values) == len(s.results):
             points.append(Point(s.label, fmean(wasted) / (1 << 20), fmean(values), s.role, s.feasible))
-    line = _best(points)
+    asked = sweep.outcome.front if sweep.outcome is not None else ()
+    line = _asked(asked) if asked else _best(points)
     return Cloud(
         f"Value against waste ({goal.panel.evidence})", "waste, MiB x s a qualified token",
         f"{goal.panel.name}, {goal.panel.unit}", tuple(points), line, "none beats both", True,
@@ -122,6 +125,11 @@ def _wasted(result: TrialResult) -> float | None:
     return result.metrics.waste_byte_seconds.get("total", 0.0) / tokens if tokens else None
 
 
+def _asked(front: Sequence[FrontPoint]) -> tuple[tuple[float, float], ...]:
+    """The front that the search was asked for, least waste first."""
+    return tuple(sorted((f.waste_byte_seconds_per_token / (1 << 20), f.value) for f in front))
+
+
 def _best(points: list[Point]) -> tuple[tuple[float, float], ...]:
     """Feasible points, least waste first, each with more value than all before it."""
     line: list[tuple[float, float]] = []
@@ -133,8 +141,15 @@ def _best(points: list[Point]) -> tuple[tuple[float, float], ...]:
 
 def _front(sweep: Sweep) -> _Part:
     cloud = front_cloud(sweep)
-    on = set(cloud.line)
-    rows: list[list[Value]] = [[p.label, p.x, p.y, p.filled, (p.x, p.y) in on] for p in cloud.points]
+    on = {(_digits(x), _digits(y)) for x, y in cloud.line}
+    rows: list[list[Value]] = [
+        [p.label, p.x, p.y, p.filled, (_digits(p.x), _digits(p.y)) in on] for p in cloud.points
+    ]
     head = ["candidate", cloud.x_name, cloud.y_name, "feasible", "on the front"]
     caption = f"Up and to the left is better; {number(len(on))} of {number(len(rows))} are on the front."
     return _Part(table("Pareto front", head, rows), svg=cloud_svg(cloud, "front"), caption=caption, live="front")
+
+
+def _digits(value: float) -> float:
+    """Enough to know a point again whose mean was taken in another order."""
+    return float(f"{value:.9g}")

@@ -13,6 +13,7 @@ from orchestrator.bounded import load_bound
 from orchestrator.folder import SweepFolder, TrialRecord
 from orchestrator.frames import DRAWN_COLUMNS, Frame, deciding_rows, read_columns
 from orchestrator.plots import Role
+from orchestrator.points import OF_THE_SEARCH
 from orchestrator.recipe import Recipe, load_recipe
 from search_spaces.outcome import CandidateOutcome, Outcome
 from trials.result import TrialResult
@@ -33,6 +34,7 @@ class Shown:
     records: tuple[TrialRecord, ...]
     why_not: tuple[str, ...] = ()
     controls: tuple[str, ...] = ()  # the controls that it answers to
+    less_than: float | None = None  # raced out: what its value stays below
 
     @property
     def title(self) -> str:
@@ -183,7 +185,7 @@ def shown_candidates(outcome: Outcome | None, records: Sequence[TrialRecord]) ->
         by_number = {r.number: r for r in records}
         return [_known(c, outcome, by_number) for c in outcome.candidates]
     groups: dict[str, list[TrialRecord]] = {}
-    for record in records:
+    for record in (r for r in records if r.card.role in OF_THE_SEARCH):
         groups.setdefault(_group_label(record), []).append(record)
     shown = [_unjudged(label, group) for label, group in groups.items()]
     return sorted(shown, key=lambda s: (not s.in_space, s.block_size, s.label))
@@ -199,7 +201,7 @@ def _known(candidate: CandidateOutcome, outcome: Outcome, by_number: dict[int, T
         role = "control"
     records = tuple(by_number[n] for n in candidate.trials if n in by_number)
     return Shown(candidate.label, candidate.block_size, role, candidate.in_space, candidate.feasible, records,
-                 candidate.why_not, candidate.controls)  # fmt: skip
+                 candidate.why_not, candidate.controls, candidate.less_than)  # fmt: skip
 
 
 def _group_label(record: TrialRecord) -> str:

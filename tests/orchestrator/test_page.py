@@ -12,12 +12,13 @@ from orchestrator import plots
 from orchestrator.folder import SweepFolder
 from orchestrator.page import write_report
 from orchestrator.recipe import write_recipe
-from search_spaces.outcome import NearestMiss
+from search_spaces.outcome import Confirmed, FrontPoint, Interval, NearestMiss, Survival
 from trials.result import load_result, save_result
 from trials.units import SpecError
 
 SECTIONS = (
-    "answer", "knee", "verdicts", "gain", "ledger", "tokens", "breakdown", "waste", "pressure", "churn", "latency",
+    "answer", "knee", "verdicts", "proofs", "gain", "ledger", "tokens", "breakdown", "waste", "pressure", "churn",
+    "latency",
     "search", "compare", "candidates", "hashes", "environment", "reproduce",
 )  # fmt: skip
 _VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "rect"}
@@ -207,3 +208,70 @@ def test_where_nothing_was_feasible_the_nearest_miss_is_told(sweep: SweepFolder)
 def test_another_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="not the folder of a sweep"):
         write_report(tmp_path)
+
+
+def _with(sweep: SweepFolder, **fields: object) -> _Page:
+    outcome = sweep.load_outcome()
+    assert outcome is not None
+    save_outcome(sweep, outcome.model_copy(update=fields))
+    return _Page(write_report(sweep.path).read_text(encoding="utf-8"))
+
+
+def test_what_was_tried_again_is_shown_with_its_interval(sweep: SweepFolder) -> None:
+    outcome = sweep.load_outcome()
+    assert outcome is not None
+    assert outcome.winner is not None
+    again = Confirmed(label=outcome.winner, parts=("winner",), trials=(0, 1), values=(90.0, 110.0), feasible=True)
+    behind = Interval(mean=4.0, low=-1.0, high=9.0)
+    other = Confirmed(label="block 16", parts=("default",), trials=(2, 3), values=(90.0, 102.0), feasible=True,
+                      behind_winner=behind, share_of_winner=0.96)  # fmt: skip
+    survival = (Survival(label="block 64", trial=4, survived=False, reason="the bound was passed"),)
+    page = _with(
+        sweep, confirmed=(again, other), survival=survival, slot_effects={"gpu 1": -0.031}, planned_effect=0.04
+    )
+    assert "Held out: 100 on 2 windows that the search never saw (90 to 110)." in page.sections["answer"]
+    proofs = page.sections["proofs"]
+    assert all(w in proofs for w in ("4 [-1 to 9]", "96.0%", "fell", "the bound was passed", "-3.10%", "4.0%"))
+
+
+def test_without_it_the_page_says_that_the_best_of_many_is_flattered(html: str) -> None:
+    proofs = _Page(html).sections["proofs"]
+    assert "flattered" in proofs
+    assert "No candidate was put under bursts" in proofs
+
+
+def test_a_raced_out_candidate_says_what_it_stays_below(sweep: SweepFolder) -> None:
+    outcome = sweep.load_outcome()
+    assert outcome is not None
+    raced = outcome.candidates[1].model_copy(update={"less_than": 1.25, "value": None})
+    page = _with(sweep, candidates=(outcome.candidates[0], raced, *outcome.candidates[2:]))
+    assert "< 1.25" in page.sections["knee"]
+    assert "1 were raced out" in page.sections["knee"]
+
+
+def test_the_front_is_the_one_that_was_asked_for(sweep: SweepFolder) -> None:
+    def waste_of(number: int) -> float:
+        result = sweep.load_trials()[number].result
+        assert result is not None
+        return result.metrics.waste_byte_seconds["total"] / result.metrics.qualified_output_tokens
+
+    outcome = sweep.load_outcome()
+    assert outcome is not None
+    one = outcome.candidates[0]
+    assert one.value is not None
+    waste = (waste_of(one.trials[0]) + waste_of(one.trials[1])) / 2
+    front = (FrontPoint(label=one.label, trials=one.trials, value=one.value, waste_byte_seconds_per_token=waste),)
+    assert "1 of 4 are on the front" in _with(sweep, front=front).sections["search"]
+
+
+def test_trials_that_prove_are_no_part_of_the_search(sweep: SweepFolder) -> None:
+    sweep.knee_json.unlink()
+    sweep.recipe_yaml.unlink()
+    before = _Page(write_report(sweep.path).read_text(encoding="utf-8")).sections["knee"]
+    card = sweep.load_trials()[0].card
+    shutil.copytree(sweep.trial(0), sweep.trial(9))
+    params = {"policy.block_size": 128}
+    sweep.save_card(card.model_copy(update={"number": 9, "role": "confirm", "of": 0, "params": params}))
+    page = _Page(write_report(sweep.path).read_text(encoding="utf-8"))
+    assert page.sections["knee"] == before
+    assert "trial 9: confirm of trial 0" in page.sections["compare"]
