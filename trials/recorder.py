@@ -44,9 +44,7 @@ class Recorder:
     broken_laws: list[str] = field(default_factory=list)
     audited_steps: int = 0
     fruitless: int = 0  # steps that preempted since a token was last seen to be delivered
-    builds: list[tuple[int, int, int]] = field(
-        default_factory=list
-    )  # (step, its end ns, compilations and captures)
+    builds: list[tuple[int, int, int]] = field(default_factory=list)  # (step, its end ns, how many)
 
     @classmethod
     def of(cls, offer: Offer) -> "Recorder":
