@@ -37,7 +37,7 @@ _RC = {
     "legend.fontsize": 8, "path.simplify": True, "axes.grid": True, "grid.color": INK, "grid.alpha": 0.12,
     "grid.linewidth": 0.6, "axes.titlesize": 9.5, "axes.titlelocation": "left", "axes.axisbelow": True,
 }  # fmt: skip
-TITLE_CHARS = 50  # a line of a title, before it runs out of the figure
+TITLE_CHARS = 43  # a line of a title, before it runs out of the figure
 _NUMBER = re.compile(r"-?\d+\.\d{2,}")
 
 

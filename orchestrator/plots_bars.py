@@ -10,6 +10,7 @@ import numpy as np
 from orchestrator.plots import PALETTE, TITLE_CHARS, Said, empty, figure
 
 _LABEL_CHARS = 24
+_FAR = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Bars:
     rows: tuple[str, ...]
     parts: tuple[Part, ...]
     nothing: str = "nothing to show"  # said where every value is 0
+    linear_to: float = 0.0  # above it the axis is logarithmic, where the longest bar is far above it; 0: never
 
     @property
     def shown(self) -> tuple[Part, ...]:
@@ -70,9 +72,16 @@ def _draw(drawn: Any, bars: Bars) -> None:
     axes.set_yticks(place, ["\n".join(wrapped(row)) for row in bars.rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(bars.unit)
-    axes.set_xlim(0, float(left.max()) * 1.02)
+    most = float(left.max())
+    if bars.linear_to and most > _FAR * bars.linear_to:
+        axes.set_xscale("symlog", linthresh=bars.linear_to)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.minorticks_off()
+        axes.set_xlim(0, most * 1.2)
+    else:
+        axes.set_xlim(0, most * 1.02)
+        axes.locator_params(axis="x", nbins=5)
     axes.grid(visible=False, axis="y")
-    axes.locator_params(axis="x", nbins=5)
     if len(bars.parts) > 1:
         drawn.legend(loc="outside lower center", ncols=2, handlelength=1.4, columnspacing=1.0)
 
