@@ -113,8 +113,9 @@ def shown(value: float) -> str:
 
 
 def brief(reason: str) -> str:
-    """First and last line of a long reason: what was said, and where a traceback ends."""
+    """First and last line of a long reason: what was said, and where a traceback ends; not where its log lies."""
     lines = [line.strip() for line in reason.strip().splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("log: ")] or lines
     return " ... ".join(line[:200] for line in (lines if len(lines) < 3 else [lines[0], lines[-1]]))
 
 

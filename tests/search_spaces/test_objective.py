@@ -85,3 +85,10 @@ def test_phases_are_judged_apart():
 
 def test_a_long_reason_keeps_its_first_and_last_line():
     assert brief("exit code 1\n  File x\n\nValueError: no\n") == "exit code 1 ... ValueError: no"
+
+
+def test_a_brief_reason_ends_with_the_engine_s_own_words_and_not_with_the_place_of_its_log():
+    reason = "the worker ended with exit code 3\nTraceback\nMemoryError: 9 GiB\nlog: /a/log.txt"
+    assert brief(reason) == "the worker ended with exit code 3 ... MemoryError: 9 GiB"
+    assert brief("log: /a/log.txt") == "log: /a/log.txt"
+    assert brief("") == ""
