@@ -19,7 +19,7 @@ define stage
 	echo "== $(1): $$(( $$(date +%s) - begin )) s"; exit $$status
 endef
 
-.PHONY: help install engines demo test lint types unit test-browser test-engines gpu-check full clean
+.PHONY: help install engines demo test lint types unit test-browser test-engines gpu-check chaos full clean
 
 help:
 	@echo "make demo     set up .venv, then search block sizes on this machine with real tensors"
@@ -28,6 +28,7 @@ help:
 	@echo "make engines  set up $(ENGINES): vLLM for CPU and transformers, about 3.6 GB"
 	@echo "make test-engines  set it up, test the engines in it, compare our scheduler with vLLM's own"
 	@echo "make gpu-check  on a machine with a GPU: torch_paged's laws and decode attention by block size, in 8 minutes"
+	@echo "make chaos    a sweep over an emulated cluster while things die: five seeds, about six minutes"
 	@echo "make full     make test, then the slow tests and the benchmarks' targets"
 
 install: $(STAMP)
@@ -87,6 +88,10 @@ gpu-check:
 	echo "== gpu-check"; begin=$$(date +%s); $$python benchmarks/gpu_check.py; status=$$?; \
 	echo "== gpu-check: $$(( $$(date +%s) - begin )) s"; exit $$status
 
+# Alone on the machine: each starts a cluster of four nodes, and kills parts of it.
+chaos: $(STAMP)
+	$(call stage,chaos,$(BIN)/python -m pytest -q -s tests/orchestrator/test_chaos.py)
+
 full: test test-engines
 	$(call stage,slow,$(BIN)/python -m pytest -q -m slow)
 	$(call stage,simulator speed,$(BIN)/python benchmarks/simulator_speed.py)
@@ -96,6 +101,9 @@ full: test test-engines
 	$(call stage,watching torch_paged,$(BIN)/python benchmarks/watching.py)
 	$(call stage,watching vLLM,$(ENGINES)/bin/python benchmarks/watching.py --engine vllm)
 	$(call stage,calibrate and predict,$(BIN)/python benchmarks/calibration.py)
+	$(call stage,fork and exec,$(BIN)/python benchmarks/launching.py)
+	$(call stage,orchestration,$(BIN)/python benchmarks/orchestration.py)
+	$(call stage,64 slots,$(BIN)/python benchmarks/scale.py)
 	$(call stage,agreement with vLLM in full,$(ENGINES)/bin/python benchmarks/agreement.py --requests 300)
 
 clean:

@@ -75,15 +75,20 @@ if __name__ == "__main__":
 
 def noop_sweep(folder: Path, trials: int) -> Sweep:
     """A TPE search over three dimensions; its trace has one request."""
-    if not (folder / "t.parquet").exists():
-        one = np.zeros(1, np.int64)
-        save_trace(make_trace(one, one + 100, one + 50), folder / "t.parquet")
-        (folder / "made.json").write_text(_made().model_dump_json())
+    write_one_request(folder)
+    (folder / "made.json").write_text(made_result().model_dump_json())
     (folder / "s.yaml").write_text(SWEEP.format(trials=trials))
     return load_sweep(folder / "s.yaml")
 
 
-def _made() -> Any:
+def write_one_request(folder: Path) -> None:
+    """`folder`/t.parquet: a trace of one request."""
+    one = np.zeros(1, np.int64)
+    save_trace(make_trace(one, one + 100, one + 50), folder / "t.parquet")
+
+
+def made_result() -> Any:
+    """A whole, feasible result of a made-up trial."""
     import sys
 
     sys.path.insert(0, str(ROOT / "tests"))
@@ -105,7 +110,7 @@ class Answering:
     """An executor of one slot that answers a job as soon as it is submitted. `times`: of submissions."""
 
     def __init__(self, sweep: Sweep) -> None:
-        self._sweep, self._made = sweep, _made()
+        self._sweep, self._made = sweep, made_result()
         self._ended: list[Event] = []
         self.times: list[float] = []
 

@@ -131,6 +131,7 @@ class ForkServers:
         if self._why:
             raise CannotFork(self._why)
         if self._server is None or not self._server.alive:
+            self.close()
             try:
                 self._server = ForkServer(python, env, worker, spec.engine.name)
             except (CannotFork, OSError) as error:

@@ -22,11 +22,11 @@ _ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"  # pyarrow's own jemalloc would start 
 
 def preload(engine: str) -> None:
     """Import what trials of this engine import. The environment must already say how many threads they use."""
+    os.environ[_ARROW_ALLOCATOR] = "background_thread:false"
     if engine == "torch_paged":
         from trials.engines.kernels.threads import prepare_process
 
         prepare_process(int(os.environ["OMP_NUM_THREADS"]))
-    os.environ[_ARROW_ALLOCATOR] = "background_thread:false"
     for module in FORKABLE[engine]:
         importlib.import_module(module)
     del os.environ[_ARROW_ALLOCATOR]

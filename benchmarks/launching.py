@@ -1,0 +1,172 @@
+"""A trial in a forked process against one in a new interpreter: the same ledger, the same latency, less waiting.
+
+    python benchmarks/launching.py [--rounds N] [--json FILE]
+
+Both kinds in turn, on the same trace, so that whatever else the machine does meets both. The simulator: result and
+ledger byte for byte. torch_paged, real tensors on one thread by CPU time, eight requests at once: who comes next
+depends on steps alone, so nothing but times may differ; then every account of every step, and the medians of the
+latencies. Printed beside: what a trial costs from its submission to its answer.
+
+Asserted (exit 1): equal results of the simulator; equal ledgers of torch_paged; median TPOT and ITL by fork within
+the noise of exec, which is half of the range of exec's own rounds, or 3 %.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pyarrow.parquet as pq
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from orchestrator.forking import ForkServers
+from orchestrator.launch import WORKER, How, Launch, launch
+from orchestrator.ledger_diff import compare_ledgers
+from orchestrator.package import install, pack
+from trials.result import load_result
+from trials.spec import TrialSpec, trial_spec
+from trials.trace import make_trace, save_trace
+
+LEAST_NOISE = 0.03
+TIMES = ("start_ns", "duration_ns", "attention_ns")
+MODEL = {
+    "num_layers": 4, "hidden_size": 256, "num_query_heads": 8, "num_kv_heads": 4, "head_dim": 64,
+    "intermediate_size": 512, "vocab_size": 1024, "dtype": "float32", "kv_dtype": "float32",
+}  # fmt: skip
+
+
+@dataclass
+class Kind:
+    """What one way of starting came to, round by round."""
+
+    wall_s: list[float] = field(default_factory=list)
+    tpot_ms: list[float] = field(default_factory=list)
+    itl_ms: list[float] = field(default_factory=list)
+    ledgers: list[Path] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
+
+
+def spec_of(engine: str, trace: Path) -> TrialSpec:
+    real = engine == "torch_paged"
+    return trial_spec({
+        "engine": {"name": engine, "clock": "cpu"} if real else {"name": engine, "step_time": "roofline:h100-sxm"},
+        "model": MODEL if real else "llama-3.1-8b",
+        "pool": {"bytes": "34MiB" if real else "256MiB"},
+        "policy": {"max_model_len": 512, "max_num_seqs": 16, "max_num_batched_tokens": 256},
+        "trace": {"path": str(trace)}, "slo": "ttft:p99<10s", "phases": ["cold"],
+        "measure": {"load": {"concurrency": 8}},
+    })  # fmt: skip
+
+
+def write_trace(path: Path) -> None:
+    """60 requests in bursts of six."""
+    draw = np.random.default_rng(0)
+    arrival_ns = np.repeat(np.arange(10) * 200_000_000, 6).astype(np.int64)
+    save_trace(make_trace(arrival_ns, draw.integers(20, 200, 60), draw.integers(10, 60, 60)), path)
+
+
+class Bench:
+    """Trials of one engine, one after the other."""
+
+    def __init__(self, engine: str, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir()
+        write_trace(folder / "t.parquet")
+        self.spec = spec_of(engine, folder / "t.parquet")
+        self._package, self._servers = install(pack()), ForkServers()
+        self.kinds: dict[str, Kind] = {"exec": Kind(), "fork": Kind()}
+
+    def _run(self, how: str, name: str) -> tuple[Path, float]:
+        out = self._folder / name
+        began = time.perf_counter()
+        way = Launch(self._package, WORKER, how=_how(how), servers=self._servers)
+        ended = launch(self.spec, out, way)
+        assert ended.exit_code == 0, ended
+        assert json.loads((out / "attempt.json").read_text())["launch"] == how
+        return out, time.perf_counter() - began
+
+    def round(self, number: int) -> None:
+        for how in ("exec", "fork") if number % 2 else ("fork", "exec"):
+            out, wall_s = self._run(how, f"{how}-{number}")
+            metrics, kind = load_result(out / "result.json").metrics, self.kinds[how]
+            kind.wall_s.append(wall_s)
+            kind.tpot_ms.append(metrics.tpot_ms.p50 or 0.0)
+            kind.itl_ms.append(metrics.itl_ms.p50 or 0.0)
+            kind.ledgers.append(out / "ledger.parquet")
+            kind.results.append((out / "result.json").read_text())
+
+    def close(self) -> None:
+        self._servers.close()
+
+
+def _how(name: str) -> How:
+    return "fork" if name == "fork" else "exec"
+
+
+def differing(one: Path, other: Path) -> list[str]:
+    """Where two ledgers differ, step by step, times left out."""
+    a, b = (pq.read_table(path).drop_columns(list(TIMES)) for path in (one, other))
+    return [difference.line for difference in compare_ledgers(a, b)]
+
+
+def noise(values: list[float]) -> float:
+    """Half of the range of one kind's rounds, as a share of their median; at least 3 %."""
+    return max(LEAST_NOISE, (max(values) - min(values)) / 2 / median(values))
+
+
+def main() -> int:
+    """Run both engines, print, write JSON; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="kvknee-launching-"))
+    failed, found = [], {}
+    try:
+        for engine in ("simulator", "torch_paged"):
+            bench = Bench(engine, folder / engine)
+            try:
+                for number in range(asked.rounds):
+                    bench.round(number)
+            finally:
+                bench.close()
+            failed += judged(engine, bench.kinds)
+            found[engine] = {name: {"wall_s": k.wall_s, "tpot_ms": k.tpot_ms} for name, k in bench.kinds.items()}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if asked.json:
+        asked.json.write_text(json.dumps({"found": found, "failed": failed}, indent=1) + "\n")
+    for words in failed:
+        print(f"FAILED: {words}")
+    return bool(failed)
+
+
+def judged(engine: str, kinds: dict[str, Kind]) -> list[str]:
+    """What does not hold, in words; the table is printed."""
+    executed, forked = kinds["exec"], kinds["fork"]
+    print(f"{engine}: exec {1000 * median(executed.wall_s):.0f} ms, fork {1000 * median(forked.wall_s):.0f} ms "
+          f"a trial (medians of {len(forked.wall_s)})", flush=True)  # fmt: skip
+    failed = [
+        f"{engine}: {one.parent.name}: {line}"
+        for one in (*executed.ledgers, *forked.ledgers) for line in differing(executed.ledgers[0], one)
+    ]  # fmt: skip
+    if engine == "simulator":
+        same = set(executed.results) == set(forked.results) and len(set(forked.results)) == 1
+        return failed if same else [*failed, "simulator: results differ"]
+    for name, a, b in (("TPOT", executed.tpot_ms, forked.tpot_ms), ("ITL", executed.itl_ms, forked.itl_ms)):
+        change, allowed = median(b) / median(a) - 1, noise(a)
+        print(f"{engine}: {name} p50 {median(a):.3f} ms by exec, {change:+.2%} by fork, noise {allowed:.2%}")
+        if abs(change) > allowed:
+            failed.append(f"{engine}: {name} differs by {change:+.2%}, more than {allowed:.2%}")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

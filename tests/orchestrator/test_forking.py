@@ -1,0 +1,138 @@
+"""Which trials are forked, from what, and that a forked one is as clean as one of a new interpreter."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from made_sweep import make_spec, make_trace_file
+
+from orchestrator.forking import CannotFork, ForkServer, ForkServers, why_not
+from orchestrator.launch import WORKER, Launch, Outcome, environment, follow, interpreter, launch
+from orchestrator.package import install, pack
+from trials.preload import FORKABLE
+from trials.spec import TrialSpec
+
+REAL = {
+    "engine": {"name": "torch_paged", "clock": "cpu"},
+    "model": {
+        "num_layers": 1, "num_kv_heads": 1, "num_query_heads": 1, "head_dim": 8, "hidden_size": 16,
+        "intermediate_size": 16, "vocab_size": 64, "dtype": "float32", "kv_dtype": "float32",
+    },
+    "pool": {"bytes": "1MiB"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def package() -> Path:
+    return install(pack())
+
+
+@pytest.fixture
+def servers() -> "ForkServers":
+    made = ForkServers()
+    yield made
+    made.close()
+
+
+def spec_of(engine: str, tmp_path: Path) -> TrialSpec:
+    trace = make_trace_file(tmp_path / "t.parquet", rows=6)
+    return make_spec(trace, **(REAL if engine == "torch_paged" else {}))
+
+
+@pytest.mark.parametrize("engine", sorted(FORKABLE))
+def test_an_engine_of_ours_is_imported_without_a_second_thread_and_forked(
+    engine: str, package: Path, servers: ForkServers, tmp_path: Path
+) -> None:
+    spec = spec_of(engine, tmp_path)
+    pids = []
+    for name in ("a", "b"):
+        outcome = launch(spec, tmp_path / name, Launch(package, how="fork", servers=servers))
+        assert outcome.exit_code == 0, outcome
+        said = json.loads((tmp_path / name / "attempt.json").read_text())
+        assert said["launch"] == "fork"
+        pids.append(said["pid"])
+    assert len({*pids, os.getpid()}) == 3
+
+
+def test_a_forked_simulator_answers_byte_for_byte_what_an_executed_one_does(
+    package: Path, servers: ForkServers, tmp_path: Path
+) -> None:
+    spec = spec_of("simulator", tmp_path)
+    for name, how in (("exec", "exec"), ("fork", "fork"), ("again", "fork")):
+        assert launch(spec, tmp_path / name, Launch(package, how=how, servers=servers)).exit_code == 0
+    for file in ("result.json", "ledger.parquet", "requests.parquet"):
+        assert len({(tmp_path / name / file).read_bytes() for name in ("exec", "fork", "again")}) == 1, file
+
+
+def test_what_cannot_be_forked_gets_an_interpreter_and_says_why(
+    package: Path, servers: ForkServers, tmp_path: Path
+) -> None:
+    spec = spec_of("simulator", tmp_path)
+    threads = spec.engine.model_copy(update={"threads": 2, "env": {"OPENBLAS_NUM_THREADS": "2"}})
+    crowded = spec.model_copy(update={"engine": threads})
+    outcome = launch(crowded, tmp_path / "a", Launch(package, servers=servers))
+    said = json.loads((tmp_path / "a" / "attempt.json").read_text())
+    assert outcome.exit_code == 0
+    assert said["launch"] == "exec"
+    assert "threads after its imports" in said["launch_because"]
+    refused = launch(crowded, tmp_path / "b", Launch(package, how="fork", servers=servers))
+    assert refused.ended_by == "never_started"
+
+
+def test_engines_of_others_are_never_forked(tmp_path: Path) -> None:
+    spec = spec_of("simulator", tmp_path)
+    other = spec.engine.model_copy(update={"name": "vllm"})
+    assert "vllm" in why_not(spec.model_copy(update={"engine": other}), WORKER)
+    on_cuda = spec.engine.model_copy(update={"device": "cuda"})
+    assert "cuda" in why_not(spec.model_copy(update={"engine": on_cuda}), WORKER)
+    assert why_not(spec, ("-P", "-c", "print()")) != ""
+    assert why_not(spec, WORKER) == ""
+
+
+def test_a_server_that_died_is_started_again(package: Path, servers: ForkServers, tmp_path: Path) -> None:
+    spec = spec_of("simulator", tmp_path)
+    way = Launch(package, how="fork", servers=servers)
+    assert launch(spec, tmp_path / "a", way).exit_code == 0
+    server = servers.of(spec, interpreter(spec), environment(spec, package), WORKER)
+    psutil.Process(server.pid).kill()
+    psutil.Process(server.pid).wait(10)
+    assert launch(spec, tmp_path / "b", way).exit_code == 0
+    assert servers.of(spec, interpreter(spec), environment(spec, package), WORKER).pid != server.pid
+
+
+SLEEPER = """
+import json, time
+print(json.dumps({"progress": "up"}), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_trial_outlives_neither_its_launcher_s_patience_nor_its_server(
+    package: Path, servers: ForkServers, tmp_path: Path
+) -> None:
+    """The server is killed under a running trial: its guard is nobody's any more, and still ends with the trial."""
+    (tmp_path / "w.py").write_text(SLEEPER)
+    spec = spec_of("simulator", tmp_path)
+    way = Launch(package, ("-P", str(tmp_path / "w.py")), how="fork", servers=servers)
+    stop, said = threading.Event(), follow(spec, tmp_path / "a", way, threading.Event())
+    assert next(said) == "up"
+    server = servers.of(spec, interpreter(spec), environment(spec, package), way.worker)
+    family = psutil.Process(server.pid).children(recursive=True)
+    assert len(family) == 2
+    psutil.Process(server.pid).kill()
+    stop.set()
+    said.close()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+
+
+def test_a_module_that_is_not_there_is_said(package: Path, tmp_path: Path) -> None:
+    spec = spec_of("simulator", tmp_path)
+    env = environment(spec, package)
+    with pytest.raises(CannotFork, match=r"No module named 'trials\.nothing'"):
+        ForkServer(interpreter(spec), env, ("-P", "-m", "trials.nothing"), "simulator")
+    outcomes = [s for s in follow(spec, tmp_path / "a", Launch(package)) if isinstance(s, Outcome)]
+    assert outcomes[0].exit_code == 0
