@@ -18,7 +18,7 @@ from orchestrator.redaction import without_password
 from orchestrator.survival import SurvivalSpec
 from search_spaces.controls import CONTROLS
 from search_spaces.objective import OBJECTIVES
-from search_spaces.space import Space, SpaceSpec
+from search_spaces.space import Space, SpaceSpec, Value
 from trials.fingerprint import spec_hash
 from trials.spec import MODELLED, TrialSpec, Window
 from trials.units import nearest
@@ -152,14 +152,11 @@ class Sweep:
 
     def grid(self) -> Iterator[Point]:
         """Every candidate on the first window, then on the next; cut to the budget. In a race the default first."""
-        candidates = list(self.space.candidates())
-        if self.config.races:
-            usual = self.space.default
-            candidates.sort(key=lambda params: self.space.policy_of(self.space.suggest(params)) != usual)
+        usual = self.space.params_of(self.space.default) if self.config.races else None
         points = (
             Point(tuple(params.items()), None, repeat)
             for repeat in range(self.config.repeats)
-            for params in candidates
+            for params in _first(usual, self.space.candidates())
         )
         yield from itertools.islice(points, self.budget)
 
@@ -168,3 +165,9 @@ class Sweep:
         for repeat in range(self.config.repeats):
             for name, _ in self.controls:
                 yield Point((), name, repeat)
+
+
+def _first(usual: dict[str, Value] | None, candidates: Iterator[dict[str, Value]]) -> Iterator[dict[str, Value]]:
+    """The usual candidate in front of the others, each once."""
+    yield from [] if usual is None else [usual]
+    yield from (params for params in candidates if params != usual)
