@@ -18,12 +18,14 @@ def start_ray(address: str | None, cpus: int, gpus: int | None = None) -> bool:
     Without an address a private one is started, with the token authentication off: Ray would otherwise write a
     token into the user's home, and nothing but this machine's loopback can reach the cluster.
     """
+    # What Ray prints of workers and nodes that die is pages long, and is read when ray is imported: here it comes
+    # back as Lost, in a line.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
     import ray
 
     if ray.is_initialized():
         return False
-    # What Ray says of workers and nodes that die is pages long; it comes back as Lost, in a line.
-    quiet = {"log_to_driver": False, "configure_logging": True, "logging_level": "critical"}
+    quiet = {"log_to_driver": False, "configure_logging": True, "logging_level": "error"}
     if address is not None:
         require_reachable(address)
         ray.init(address=address, **quiet)

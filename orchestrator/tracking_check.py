@@ -82,7 +82,8 @@ def _check_file(path: Path, experiment: str) -> None:
 
 
 def _experiment_row(path: Path, experiment: str) -> tuple[Any, ...] | None:
-    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=_PATIENCE_S)) as connection:
+    # Not read-only: what a killed driver left half written is rolled back by whoever opens the file next.
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=_PATIENCE_S)) as connection:
         tables = connection.execute("SELECT name FROM sqlite_master WHERE name = 'experiments'").fetchall()
         if not tables:
             return None

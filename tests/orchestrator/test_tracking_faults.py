@@ -221,3 +221,29 @@ def test_a_table_too_large_is_named_and_a_secret_in_a_log_is_not_sent(
     assert child.data.tags["kvknee.left_out"] == "ledger.parquet (100 bytes)"
     assert child.data.tags["kvknee.reason"] == "401 for ***"
     assert seen.artifact(child, "log.txt", tmp_path) == "loading with *** from postgresql://me:***@db/x\n"
+
+
+KILLED_WRITING = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("CREATE TABLE experiments (experiment_id, name, lifecycle_stage, text)")
+connection.execute("INSERT INTO experiments VALUES (1, 'kept', 'active', '')")
+connection.execute("PRAGMA cache_size = 2")
+connection.execute("BEGIN")
+for i in range(500):  # more than the cache holds: pages go to the file before the commit
+    connection.execute("INSERT INTO experiments VALUES (?, 'lost', 'active', ?)", (i, "x" * 500))
+os._exit(9)
+"""
+
+
+def test_a_database_that_a_killed_driver_left_half_written_is_rolled_back_and_used(tmp_path):
+    """A resume was refused here: the file was opened read-only, and a rollback writes."""
+    import subprocess
+    import sys
+
+    from orchestrator.tracking_check import check_store
+
+    path = tmp_path / "mlflow.db"
+    subprocess.run([sys.executable, "-c", KILLED_WRITING, str(path)], check=False, timeout=60)
+    assert (tmp_path / "mlflow.db-journal").stat().st_size > 0
+    check_store(f"sqlite:///{path}", "kept")
