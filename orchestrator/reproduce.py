@@ -72,6 +72,8 @@ def reproduce(recipe: Path, out: Path | None, run: Run | None = None) -> Reprodu
     if wanted.evidence == "modelled":
         digests += _digest_words(wanted, clocked.result, "clocked")
     latency = compare(wanted.metrics, clocked.result.metrics) if clocked.result is not None else ()
+    if (off := _speed_off(wanted, clocked)) is not None:
+        latency = tuple(c.model_copy(update={"inside": None, "off": off}) for c in latency)
     return _report(wanted, _Seen(parts, problems, digests, differences, latency, _environment(wanted, locked)))
 
 
@@ -218,10 +220,19 @@ def _environment(recipe: Recipe, attempt: AttemptRecord) -> tuple[str, ...]:
     lines = []
     if isinstance(found, Mapping):
         lines += changed_parts(recipe.environment, {k: str(v) for k, v in found.items()})
-    before, now = recipe.calibration.get("probe_s"), attempt.probe_s
-    if isinstance(before, int | float) and now is not None and abs(now / before - 1) > _PROBE_MOVED:
-        lines.append(f"machine speed (probe): {before:.3g} s -> {now:.3g} s ({now / before - 1:+.0%})")
     return tuple(lines)
+
+
+def _speed_off(recipe: Recipe, clocked: AttemptRecord) -> float | None:
+    """By how much this machine is slower (> 0) or faster than the recipe's, as the probe beside each trial saw it.
+
+    None where that is within what a sweep itself puts up with. Beyond it another machine was measured, in effect,
+    and its latencies say nothing of the recipe's.
+    """
+    before, now = recipe.calibration.get("probe_s"), clocked.probe_s
+    if not isinstance(before, int | float) or now is None or abs(now / before - 1) <= _PROBE_MOVED:
+        return None
+    return now / before - 1
 
 
 def _digest_words(recipe: Recipe, result: TrialResult | None, which: str) -> list[str]:
@@ -278,7 +289,9 @@ def _lines(recipe: Recipe, seen: _Seen, ledger_equal: bool, fine: bool) -> Itera
 def _latency_line(c: Compared, evidence: str) -> str:
     found = "none" if c.found is None else f"{c.found:.6g}"
     moved = "" if c.moved is None else f" ({c.moved:+.2%})"
-    if c.inside is None:
+    if c.off is not None:
+        verdict = f"not judged: this machine's speed probe took {c.off:+.0%}"
+    elif c.inside is None:
         verdict = "not promised"
     else:
         verdict = f"{'inside' if c.inside else 'OUTSIDE'} {c.tolerance:.1%}" if c.tolerance else _exactly(c.inside)

@@ -39,7 +39,8 @@ class Compared(BaseModel):
     found: float | None
     moved: float | None
     tolerance: float | None
-    inside: bool | None  # None: nothing was promised
+    inside: bool | None  # None: nothing was promised, or the machine is not as fast as it was
+    off: float | None = None  # by how much the machine's own speed had moved, where that forbids a judgement
 
 
 def metric(metrics: Metrics, name: str) -> float | None:

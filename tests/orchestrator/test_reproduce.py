@@ -1,5 +1,6 @@
 """Running a recipe again: what holds, and what is named when something moved."""
 
+import json
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -174,3 +175,24 @@ def test_a_foreign_or_missing_lock_is_refused(sweep: SweepFolder) -> None:
     lock.unlink()
     with pytest.raises(SpecError, match="belongs beside the recipe"):
         reproduce(sweep.recipe_yaml, None, again)
+
+
+@pytest.mark.parametrize(("probe_s", "exit_code"), [(0.31, 4), (0.40, 0)])
+def test_a_machine_that_is_not_as_fast_as_it_was_is_not_blamed_on_the_recipe(
+    sweep: SweepFolder, probe_s: float, exit_code: int
+) -> None:
+    written = yaml.safe_load(sweep.recipe_yaml.read_text())
+    written |= {"evidence": "measured", "calibration": {"probe_s": 0.30}}
+    sweep.recipe_yaml.write_text(yaml.safe_dump(written))
+
+    def on_another(spec: TrialSpec, out: Path, lock: Path | None) -> str:
+        slower(spec, out, lock)
+        noted = json.loads((out / "attempt.json").read_text())
+        (out / "attempt.json").write_text(json.dumps(noted | {"probe_s": probe_s}))
+        return ""
+
+    report = reproduce(sweep.recipe_yaml, None, on_another)
+    assert report.exit_code == exit_code, report.lines
+    assert report.ledger_equal
+    said = [line for line in report.lines if line.endswith("not judged: this machine's speed probe took +33%")]
+    assert bool(said) is (exit_code == 0)
