@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trials.fingerprint import trace_hash
 from trials.load import window_of
@@ -34,6 +34,12 @@ class SurvivalSpec(BaseModel):
     width: int = Field(default=4, ge=2, le=1024, strict=True)
     of_capacity: float = Field(default=0.8, gt=0, le=1)
     seed: int = Field(default=0, ge=0, strict=True)
+
+    @model_validator(mode="after")
+    def _something(self) -> "SurvivalSpec":
+        if not self.cancels and not self.forks:
+            raise ValueError("nothing to survive: give a share of cancels or of forks, or survival: null")
+        return self
 
     @property
     def words(self) -> str:

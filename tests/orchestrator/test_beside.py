@@ -13,6 +13,7 @@ from trials.load import offer
 from trials.load import window_of as counted_window
 from trials.spec import Load
 from trials.trace import STARTS, load_trace
+from trials.units import SpecError
 
 S = 10**9
 WINDOW = "trace.window={start: 0s, duration: 10s}"
@@ -229,7 +230,7 @@ def test_a_slot_that_is_gone_on_resume_is_said_and_does_not_stop_the_sweep(tmp_p
     sweep = make_sweep(tmp_path, *SLOTS)
     whole = drive(tmp_path / "whole", sweep, num_slots=3)
     total = len(whole.records)
-    for after in range(60, 90, 4):
+    for after in (64, 76):
         folder = tmp_path / f"out-{after}"
         drive_and_die(folder, sweep, after, num_slots=3)
         ran = drive(folder, sweep, num_slots=2)
@@ -237,3 +238,27 @@ def test_a_slot_that_is_gone_on_resume_is_said_and_does_not_stop_the_sweep(tmp_p
         gone = [r for r in roles(ran, "slot") if r.state == "failed"]
         assert all(r.card.reason == "slot fake-2 is gone" for r in gone)
         assert outcome_of(ran.records, sweep).winner is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("survival={cancels: 0, forks: 0}", "nothing to survive"), ("survival={cancel: 0.1}", "cancels"),
+        ("held_out=-1", "held_out"), ("survival={of_capacity: 1.5}", "of_capacity"), ("race=true", "capacity_load"),
+        ("measure={ladder: {low: 1, high: 2, beat: 1.5}}", "set by the race"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_refused_in_words(tmp_path, asked, words):
+    with pytest.raises(SpecError, match=words):
+        make_sweep(tmp_path, asked)
+
+
+def test_a_trace_without_room_for_held_out_windows_is_said_and_the_winner_survives_the_last_one_searched(tmp_path):
+    sweep = make_sweep(tmp_path, "controls=[]", "repeats=3", "held_out=2", "survival={cancels: 0.4, forks: 0.2}")
+    assert sweep.held_out == ()
+    assert any("held out: 0 of 2 windows; the trace has room for 3 of 20 s" in note for note in sweep.notes)
+    ran = drive(tmp_path / "out", sweep, answer=best_at(8))
+    (tried,) = roles(ran, "survival")
+    trace = load_trace(tmp_path / "out" / "survival" / tried.spec.trace.path.rpartition("/")[2])
+    assert not roles(ran, "confirm")
+    assert trace.arrival_ns[0] == 40 * S
