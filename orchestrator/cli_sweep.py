@@ -27,6 +27,7 @@ from orchestrator.opening import (
 )
 from orchestrator.progress import Tally
 from orchestrator.remembered import begun_entry, ended_entry
+from orchestrator.screened import with_screen
 from orchestrator.sweep_file import stored_sweep
 from orchestrator.tables import left_out, outcome_lines, plan_lines, print_conclusion
 from orchestrator.tracking import Tracker
@@ -65,7 +66,7 @@ class Status:
 def stored(folder: Path) -> Sweep:
     """The sweep of a folder; SpecError where it is none."""
     SweepFolder(folder).require()
-    return stored_sweep(SweepFolder(folder).sweep_yaml)
+    return with_screen(SweepFolder(folder), stored_sweep(SweepFolder(folder).sweep_yaml))
 
 
 def dry(sweep: Sweep, as_json: bool, say: Say) -> None:
@@ -89,6 +90,7 @@ def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say, limits: Limits 
     folder = prepare_folder(path.resolve(), sweep)
     with sole_driver(folder), _stoppable(folder):
         bound_first(folder, sweep)
+        sweep = _screened(folder, sweep)
         tracker = open_tracker(folder, sweep)
         tracker.record(begun_entry(folder, sweep))
         try:
@@ -112,6 +114,14 @@ def _sent(tracker: Tracker) -> int:
     while left and (now := tracker.close(_TRACKER_PATIENCE_S)) < left:
         left = now
     return left
+
+
+def _screened(folder: SweepFolder, sweep: Sweep) -> Sweep:
+    if sweep.config.screen is None:
+        return sweep
+    from orchestrator.screening import screen_first
+
+    return screen_first(folder, sweep)
 
 
 def _drive(folder: SweepFolder, sweep: Sweep, tracker: Tracker, limits: Limits) -> None:

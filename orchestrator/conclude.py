@@ -14,6 +14,7 @@ from orchestrator.config import Sweep
 from orchestrator.folder import SweepFolder, TrialRecord, write_text
 from orchestrator.isolated import isolated
 from orchestrator.points import OF_THE_SEARCH
+from orchestrator.screened import compared
 from search_spaces.candidates import Measured
 from search_spaces.knee import Decision, Rules, decide
 from search_spaces.objective import Score, brief, raced_out, score
@@ -74,6 +75,13 @@ def _decided(records: Sequence[TrialRecord], sweep: Sweep) -> tuple[Decision, li
     return decide(measured, sweep.space, rules_of(sweep), proofs_of(again)), leaks
 
 
+def searched_in(records: Sequence[TrialRecord], sweep: Sweep) -> list[Measured]:
+    """What the search itself measured, judged."""
+    slo = parse_slo(sweep.config.slo)
+    done = [r for r in records if r.state != "running" and r.card.role in OF_THE_SEARCH]
+    return [_measured(r, judged(r, sweep, slo), sweep) for r in done]
+
+
 def rules_of(sweep: Sweep) -> Rules:
     return Rules(sweep.config.objective, sweep.config.min_gain, sweep.config.repeats, sweep.config.seed)
 
@@ -123,8 +131,10 @@ def conclude(folder: SweepFolder, sweep: Sweep) -> Conclusion:
     """Write summary.csv and knee.json, then recipe.yaml and report.html from them."""
     records = folder.load_trials()
     outcome = outcome_of(records, sweep)
-    if said := bound_words(folder):
-        outcome = outcome.model_copy(update={"notes": (*outcome.notes, said)})
+    screen = compared(folder, sweep, searched_in(records, sweep)) if sweep.config.screen is not None else ""
+    for said in (bound_words(folder), screen):
+        if said:
+            outcome = outcome.model_copy(update={"notes": (*outcome.notes, said)})
     write_text(folder.summary_csv, summary(records, sweep))
     write_text(folder.knee_json, outcome.model_dump_json(indent=1) + "\n")
     return Conclusion(outcome, unbalanced(records))

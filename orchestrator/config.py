@@ -15,9 +15,11 @@ from orchestrator.domains import EngineSays
 from orchestrator.executor_spec import ExecutorSpec
 from orchestrator.points import Point as Point
 from orchestrator.redaction import without_password
+from orchestrator.screen_spec import ScreenSpec
 from orchestrator.survival import SurvivalSpec
 from search_spaces.controls import CONTROLS
 from search_spaces.objective import OBJECTIVES
+from search_spaces.screen import Screen
 from search_spaces.space import Space, SpaceSpec, Value
 from trials.fingerprint import spec_hash
 from trials.spec import MODELLED, TrialSpec, Window
@@ -25,7 +27,7 @@ from trials.units import nearest
 
 SWEEP_ONLY = (
     "space", "trials", "repeats", "controls", "sampler", "objective", "min_gain", "executor", "tracking", "name",
-    "calibration", "trace_hash", "engine_says", "race", "held_out", "survival",
+    "calibration", "trace_hash", "engine_says", "race", "held_out", "survival", "screen",
 )  # fmt: skip
 _DEFAULT_CONTROLS = ("contiguous", "one_block", "vendor_default", "smallest", "largest")
 
@@ -62,6 +64,7 @@ class SweepConfig(TrialSpec):
     min_gain: float = Field(default=0.02, ge=0, lt=1)
     race: bool | None = None  # None: where it can be, with objective capacity_load
     held_out: int = Field(default=1, ge=0, le=100)  # windows at the trace's end that the search never sees
+    screen: ScreenSpec | None = None  # a simulator that sees all candidates before the engine sees a few
     survival: SurvivalSpec | None = SurvivalSpec()  # None: a recipe is written without it
     executor: Annotated[ExecutorSpec, _named("kind")] = ExecutorSpec()
     tracking: Annotated[TrackingSpec, _named("uri")] | None = TrackingSpec()
@@ -114,6 +117,7 @@ class Sweep:
     controls: tuple[tuple[str, TrialSpec], ...]
     budget: int
     notes: tuple[str, ...] = ()
+    screen: Screen | None = None  # what is measured, in order, where a simulator saw the space first
 
     @property
     def timed(self) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from orchestrator.config import SWEEP_ONLY, Sweep, SweepConfig, TrackingSpec
 from orchestrator.domains import ask, cut
 from orchestrator.overrides import apply_goodput, apply_sets
+from orchestrator.screen_spec import ScreenSpec
 from orchestrator.tracking_uri import settled
 from orchestrator.windows import planned_windows, rows_in
 from search_spaces.controls import control_spec
@@ -14,13 +15,15 @@ from search_spaces.space import Space, SpaceSpec, build_space, load_space_spec, 
 from trials.documents import read_yaml, validated
 from trials.fingerprint import file_digest, trace_hash
 from trials.geometry import block_bytes, effective_block_size
-from trials.spec import TrialSpec, resolve_paths
+from trials.roofline import step_time
+from trials.spec import EngineSpec, TrialSpec, resolve_paths
 from trials.trace import Trace, load_trace
 from trials.units import SpecError
 
 _LISTED = 4096  # candidates; of a larger space the base alone is held against the trace
 _ASKED_FIRST = 512  # candidates; more are not run without being asked for
 _MOST_OF_GP = 200
+_MOST_SCREENED = 20_000
 _FEW_WINDOWS = 3  # fewer tell nothing of how far a capacity moves from one to the next
 
 
@@ -74,11 +77,28 @@ def resolve(config: SweepConfig, folder: Path) -> Sweep:
             "trace_hash": digest,
             "engine_says": says,
             "tracking": _settled(config.tracking, folder),
+            "screen": _screen(config, space, folder),
         }
     )
     table = _table_digest(base)
     seen, held_out = windows.repeats, windows.held_out
     return Sweep(resolved, space, seen, held_out, digest, table, controls, budget, tuple(notes))
+
+
+def _screen(config: SweepConfig, space: Space, folder: Path) -> ScreenSpec | None:
+    """The screen with an absolute table. SpecError where there is no such table, or no list of candidates."""
+    if config.screen is None:
+        return None
+    if not space.enumerable or space.num_candidates > _MOST_SCREENED:
+        have = f"{space.num_candidates} candidates" if space.enumerable else "a continuous range"
+        raise SpecError(f"screen: at most {_MOST_SCREENED} candidates can be seen one by one, the space has {have}")
+    stands = EngineSpec(name="simulator", step_time=config.screen.step_time)
+    base = space.base.model_copy(update={"engine": stands})
+    found = resolve_paths(base, folder)
+    _table_digest(found, "screen.step_time")
+    text = found.engine.step_time or ""
+    step_time(text, base.model, effective_block_size(base) or 1, base.policy.max_num_batched_tokens)
+    return config.screen.model_copy(update={"step_time": text})
 
 
 def _settled(tracking: TrackingSpec | None, folder: Path) -> TrackingSpec | None:
@@ -98,13 +118,13 @@ def _checked_hash(config: SweepConfig, trace: Trace, base: TrialSpec) -> str:
     return digest
 
 
-def _table_digest(base: TrialSpec) -> str | None:
+def _table_digest(base: TrialSpec, key: str = "engine.step_time") -> str | None:
     step_time = base.engine.step_time or ""
     if not step_time.startswith("table:"):
         return None
     path = Path(step_time.removeprefix("table:"))
     if not path.is_file():
-        raise SpecError(f"engine.step_time: {path}: no such table; make one with `kvknee calibrate`")
+        raise SpecError(f"{key}: {path}: no such table; make one with `kvknee calibrate`")
     return file_digest(path)
 
 
@@ -135,8 +155,8 @@ def _require_whole(config: SweepConfig, space: Space, every: int) -> None:
         )
     if config.trials is None and config.sampler == "auto" and space.num_candidates > _ASKED_FIRST:
         raise SpecError(
-            f"space {space.name} has {space.num_candidates} candidates x {config.repeats} repeats = {every}: say how "
-            "many trials may run, for example trials: 60, or sampler: exhaustive for all of them"
+            f"space {space.name} has {space.num_candidates} candidates x {config.repeats} repeats = {every}: say "
+            "how many trials may run, for example trials: 60, or sampler: exhaustive for all of them"
         )
 
 
@@ -144,8 +164,8 @@ def _require_gp(candidates: int) -> None:
     """A Gaussian process costs with the cube of what it has seen, and needs torch and scipy beside Optuna."""
     if candidates > _MOST_OF_GP:
         raise SpecError(
-            f"sampler: gp is for at most {_MOST_OF_GP} candidates, {candidates} are asked: beyond that an ask costs "
-            "more than a trial; use sampler: tpe, or fewer trials"
+            f"sampler: gp is for at most {_MOST_OF_GP} candidates, {candidates} are asked: beyond that an ask "
+            "costs more than a trial; use sampler: tpe, or fewer trials"
         )
     missing = [name for name in ("torch", "scipy") if find_spec(name) is None]
     if missing:

@@ -7,7 +7,7 @@ trials without parameters, and carry the attribute kvknee.control. Which candida
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -22,9 +22,11 @@ from orchestrator.points import Beside, Point
 from orchestrator.samplers import Past, propose
 from search_spaces.neighbours import Key, key_of
 from search_spaces.objective import DIRECTIONS, Score, values_of
+from search_spaces.screen import Screened
 from search_spaces.space import Value
 
 _CONTROL, _REPEAT, _INSTEAD = "kvknee.control", "kvknee.repeat", "kvknee.instead_of"
+_DROPPED = "kvknee.screen_dropped"
 _ROLE, _OF, _BEAT, _SLOT = "kvknee.role", "kvknee.of", "kvknee.beat", "kvknee.slot"  # measured again
 
 
@@ -62,7 +64,7 @@ class SweepStudy:
     def _enqueue_plan(self) -> None:
         """Put in whatever of controls and grid is not yet there; a plan cut short by a kill is completed."""
         planned = list(self._sweep.control_points())
-        if self._sweep.config.sampler == "exhaustive":
+        if self._sweep.config.sampler == "exhaustive" and self._sweep.screen is None:
             # In a race controls come first: what they come to answers the points of the grid that they are.
             grid = list(self._sweep.grid())
             planned = [*planned, *grid] if self._sweep.config.races else [*grid, *planned]
@@ -118,28 +120,72 @@ class SweepStudy:
 
     def _extend(self) -> bool:
         """Enqueue one more searched trial; False where the budget allows none."""
-        if self._sweep.config.sampler == "exhaustive":
+        whole = self._sweep.config.sampler == "exhaustive"
+        if whole and self._sweep.screen is None:
             return False
         searched = [t for t in self._trials() if not _is_beside(t)]
-        if len(searched) >= self._sweep.budget:
-            return False
         repeat = len(searched) % self._sweep.config.repeats
-        default = self._sweep.space.params_of(self._sweep.space.default)
-        if repeat:
+        if repeat and len(searched) < self._limit:
             self._enqueue(Point(tuple(self._params(searched[-repeat]).items()), None, repeat))
-        elif not searched and default is not None:
-            self._enqueue(Point(tuple(default.items()), None, 0))
-        else:
-            self._enqueue_proposal(len(self._trials()))
-        return True
+            return True
+        note = self._drop_where_misled()
+        if len(searched) >= self._limit:
+            return False
+        default = self._sweep.space.params_of(self._sweep.space.default)
+        listed = self._listed({self._candidate(t)[0] for t in searched})
+        if listed is None and not searched and not whole:
+            listed = default
+        if listed is not None:
+            self._enqueue(Point(tuple(listed.items()), None, 0), note)
+        elif not whole:
+            self._enqueue_proposal(len(self._trials()), note)
+        return listed is not None or not whole
 
-    def _enqueue_proposal(self, number: int) -> None:
+    @property
+    def _dropped(self) -> str:
+        """Why the screen is not followed any more; empty where it is, or there is none."""
+        screen = self._sweep.screen
+        return "" if screen is None else screen.dropped or str(self._study.user_attrs.get(_DROPPED, ""))
+
+    @property
+    def _limit(self) -> int:
+        """Searched trials at most: what a screen lists of a grid, and all that was asked for once it is dropped."""
+        return self._sweep.config.trials or 0 if self._dropped else self._sweep.budget
+
+    def _drop_where_misled(self) -> str:
+        """Drop the screen where what was measured contradicts it -> what has to be said of it."""
+        screen = self._sweep.screen
+        if screen is None or self._dropped:
+            return ""
+        why = screen.misled(self._answered(), self._sweep.config.min_gain)
+        if why:
+            self._study.set_user_attr(_DROPPED, why)
+        return f"the screen is dropped: {why}" if why else ""
+
+    def _listed(self, asked: set[Key]) -> dict[str, Value] | None:
+        """The next candidate that the screen lists; of a grid whose screen is dropped, the next of all others."""
+        screen = self._sweep.screen
+        if screen is None:
+            return None
+        left: Iterator[dict[str, Value]] = (one.params for one in screen.listed)
+        if self._dropped:
+            left = self._sweep.space.candidates() if self._sweep.config.sampler == "exhaustive" else iter(())
+        return next((params for params in left if key_of(params) not in asked), None)
+
+    def _answered(self) -> dict[Key, Screened]:
+        """What was measured of each candidate, as a screen is held against it."""
+        return {
+            key_of(p.params): Screened(p.params, p.values[0], max([0.0, *p.constraints.values()]))
+            for p in self._past() if p.values is not None
+        }  # fmt: skip
+
+    def _enqueue_proposal(self, number: int, note: str) -> None:
         config, space = self._sweep.config, self._sweep.space
         found = propose(config.sampler, space, self._past(), (config.seed, number), self._directions)
-        note = ""
         if found.instead_of is not None:
             known = space.label(space.policy_of(space.suggest(found.instead_of)))
-            note = f"{known} was proposed and is known; the nearest new candidate instead"
+            moved = f"{known} was proposed and is known; the nearest new candidate instead"
+            note = f"{note}; {moved}" if note else moved
         self._enqueue(Point(tuple(found.params.items()), None, 0), note)
 
     def _past(self) -> list[Past]:
@@ -203,7 +249,7 @@ class SweepStudy:
     def planned(self) -> int:
         """How many trials there will be: budget, controls, and what is measured again as far as it is known."""
         again = sum(_ROLE in t.user_attrs for t in self._trials())
-        return self._sweep.budget + len(list(self._sweep.control_points())) + again
+        return self._limit + len(list(self._sweep.control_points())) + again
 
     def name_winner(self, label: str | None, number: int | None) -> None:
         """The sweep's choice beside Optuna's own best_trial, which knows no repeats and no ties."""

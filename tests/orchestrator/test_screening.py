@@ -1,0 +1,210 @@
+"""Laws of a screened sweep: the list is measured and no more; where it proves wrong, the rest of the space is."""
+
+import json
+
+import pytest
+from fake_rooms import drive, drive_and_die, make_sweep, write_trace
+from made_results import make_result
+
+from orchestrator.conclude import conclude
+from orchestrator.folder import SweepFolder
+from orchestrator.screened import ScreenReport, ScreenRow, compared, followed, load_screen, question_of, with_screen
+from orchestrator.screening import screen_first, shortened
+from search_spaces.neighbours import key_of
+from trials.trace import load_trace
+from trials.units import SpecError
+
+SCREEN = "screen={step_time: roofline:a100-80gb-sxm, keep: 0.3, checks: 2}"
+WIDE = "space={vary: {policy.block_size: {powers_of_two: [1, 128]}, policy.queue: {one_of: [fcfs, shortest_job]}}}"
+BASE = (SCREEN, WIDE, "repeats=1", "controls=[contiguous]")
+
+
+def report(sweep, value, listed, checks=()):
+    """A screen made by hand: `value(params)`, what it lists in order, and which of these are checks."""
+    rows = [
+        ScreenRow(
+            params=params, label=str(params), value=value(params), over=0.0,
+            role=("check" if params in checks else "promising") if params in listed else None,
+        )
+        for params in sorted(sweep.space.candidates(), key=lambda p: listed.index(p) if p in listed else 99)
+    ]  # fmt: skip
+    return ScreenReport(
+        asks=question_of(sweep), words="made by hand", step_time="roofline:a100-80gb-sxm", candidates=len(rows),
+        simulated=len(rows), requests=60, window_s=(0.0, 1.0), seconds=1.0, keep=0.3, rows=tuple(rows),
+    )  # fmt: skip
+
+
+def at(size, queue="fcfs"):
+    return {"block_size": size, "queue": queue}
+
+
+LISTED = [at(s) for s in (64, 128, 32, 1, 16, 8, 2)]
+CHECKS = [at(1), at(2)]
+
+
+def value_of(params):
+    return 100.0 + params["block_size"] + (params["queue"] == "fcfs")
+
+
+def answer(job):
+    policy = job.spec.policy
+    value = value_of({"block_size": policy.block_size, "queue": policy.queue})
+    return make_result(value, block_size=policy.block_size)
+
+
+def backwards(job):
+    policy = job.spec.policy
+    return make_result(500.0 - policy.block_size, block_size=policy.block_size)
+
+
+def screened(tmp_path, *sets):
+    sweep = make_sweep(tmp_path, *BASE, *sets)
+    return followed(sweep, report(sweep, value_of, LISTED, CHECKS))
+
+
+def searched(ran):
+    return [r for r in ran.records if r.card.control is None and r.card.role is None]
+
+
+def test_what_is_listed_is_measured_in_its_order_and_nothing_else(tmp_path):
+    ran = drive(tmp_path / "out", screened(tmp_path), answer=answer)
+    assert [r.params for r in searched(ran)] == LISTED
+    assert sum(r.card.control is not None for r in ran.records) == 1
+
+
+def test_repeats_of_a_listed_candidate_follow_one_another(tmp_path):
+    ran = drive(tmp_path / "out", screened(tmp_path, "repeats=2"), answer=answer)
+    assert [(r.params, r.repeat) for r in searched(ran)] == [(p, k) for p in LISTED for k in (0, 1)]
+
+
+def test_a_screen_that_is_wrong_is_dropped_out_loud_and_the_rest_of_the_space_is_run(tmp_path):
+    sweep = screened(tmp_path)
+    ran = drive(tmp_path / "out", sweep, answer=backwards)
+    got = [r.params for r in searched(ran)]
+    assert sorted(map(key_of, got)) == sorted(map(key_of, sweep.space.candidates()))
+    assert got[:6] == LISTED[:6]  # six have to be measured before a screen can be called wrong
+    assert any("the screen is dropped" in said for said in ran.viewer.said)
+    assert ran.viewer.pictures[-1].planned == 17
+
+
+def test_a_budget_below_the_list_ends_it(tmp_path):
+    ran = drive(tmp_path / "out", screened(tmp_path, "trials=3", "sampler=exhaustive"), answer=answer)
+    assert [r.params for r in searched(ran)] == LISTED[:3]
+
+
+def test_a_search_goes_on_from_the_list_with_what_its_sampler_proposes(tmp_path):
+    ran = drive(tmp_path / "out", screened(tmp_path, "sampler=tpe", "trials=12"), answer=answer)
+    got = [r.params for r in searched(ran)]
+    assert got[:7] == LISTED
+    assert len({key_of(p) for p in got}) == len(got) == 12
+
+
+def test_a_search_leaves_a_list_that_is_wrong(tmp_path):
+    ran = drive(tmp_path / "out", screened(tmp_path, "sampler=tpe", "trials=12"), answer=backwards)
+    got = [r.params for r in searched(ran)]
+    assert got[:6] == LISTED[:6]
+    assert len(got) == 12
+    assert any("the screen is dropped" in said for said in ran.viewer.said)
+
+
+@pytest.mark.parametrize("how", [answer, backwards])
+def test_a_screened_sweep_killed_anywhere_ends_with_the_same_trials(tmp_path, how):
+    sweep = screened(tmp_path)
+    whole = [(r.number, r.params, r.repeat) for r in drive(tmp_path / "whole", sweep, answer=how).records]
+    after = 0
+    while not drive_and_die(tmp_path / "broken", sweep, after, answer=how):
+        after += 7
+    records = SweepFolder(tmp_path / "broken").load_trials()
+    assert [(r.number, r.params, r.repeat) for r in records] == whole
+
+
+def test_the_screen_of_a_folder_is_followed_again_and_that_of_another_question_is_not(tmp_path):
+    sweep, folder = make_sweep(tmp_path, *BASE), SweepFolder(tmp_path / "out")
+    folder.path.mkdir()
+    path = folder.path / "screen.json"
+    path.write_text(report(sweep, value_of, LISTED, CHECKS).model_dump_json())
+    assert with_screen(folder, sweep).budget == len(LISTED)
+    assert with_screen(folder, make_sweep(tmp_path, *BASE, "policy.watermark=0.1")).screen is None
+    path.write_text(path.read_text()[:100])
+    assert with_screen(folder, sweep).screen is None
+
+
+def test_what_was_measured_stands_beside_what_was_screened(tmp_path):
+    sweep = screened(tmp_path)
+    ran = drive(tmp_path / "out", sweep, answer=answer)
+    (tmp_path / "out" / "screen.json").write_text(report(sweep, value_of, LISTED, CHECKS).model_dump_json())
+    outcome = conclude(ran.folder, sweep).outcome
+    found = load_screen(ran.folder)
+    assert (found.measured, found.tau, found.regret, found.dropped) == (7, pytest.approx(1.0), 0.0, "")
+    assert {row.measured for row in found.rows if row.role is None} == {None}
+    assert all(row.measured == row.value for row in found.rows if row.role is not None)
+    assert any("Kendall's tau 1.00 over 7 measured candidates" in note for note in outcome.notes)
+
+
+def test_nothing_is_compared_where_nothing_was_screened(tmp_path):
+    sweep = make_sweep(tmp_path)
+    assert compared(SweepFolder(tmp_path), sweep, []) == ""
+
+
+def test_a_real_screen_sees_every_candidate_on_the_simulator_and_leaves_only_its_answer(tmp_path, capsys):
+    sweep, folder = make_sweep(tmp_path, *BASE), SweepFolder(tmp_path / "out")
+    folder.path.mkdir()
+    standing = screen_first(folder, sweep)
+    assert len(standing.screen.said) == 16
+    assert [p.name for p in folder.path.iterdir()] == ["screen.json"]
+    said = capsys.readouterr().err
+    assert "16 replays of about" in said
+    assert "16 of 16 candidates simulated" in said
+    seconds = json.loads((folder.path / "screen.json").read_text())["seconds"]
+    assert screen_first(folder, sweep) == standing  # read, not run again
+    assert json.loads((folder.path / "screen.json").read_text())["seconds"] == seconds
+
+
+def test_a_window_is_shortened_to_a_share_of_its_requests_but_never_below_fifty(tmp_path):
+    write_trace(tmp_path / "t.parquet", rows=200)
+    trace, base = load_trace(tmp_path / "t.parquet"), make_sweep(tmp_path).space.base
+    window, requests, share = shortened(trace, base, None, 0.4)
+    assert (requests, share, window.start) == (80, 0.4, 0)
+    at = trace.arrival_ns - trace.arrival_ns[0]
+    assert int((at < window.start + window.duration).sum()) == 80
+    assert shortened(trace, base, None, 0.01)[1:] == (50, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["screen={step_time: roofline:h1000}"], "h1000"),
+        (["screen={step_time: table:nowhere.json}"], "screen.step_time"),
+        (["screen={step_time: roofline:b200, keep: 0}"], "keep"),
+        (["screen={step_time: roofline:b200, budget: 0s}"], "budget"),
+        (["screen={step_time: roofline:b200, keeps: 0.1}"], "keeps"),
+        (
+            [
+                "screen={step_time: roofline:b200}",
+                "space={vary: {policy.watermark: {range: [0, 0.2]}}}",
+                "trials=9",
+            ],
+            "a continuous range",
+        ),
+    ],
+)
+def test_a_screen_that_cannot_be_is_refused_before_anything_runs(tmp_path, sets, words):
+    with pytest.raises(SpecError, match=words):
+        make_sweep(tmp_path, *sets)
+
+
+TABLE = {
+    "format": "kvknee step times 1", "engine_hash": "f" * 64, "step_ns": 1000,
+    "layers": {"tokens": [1, 101], "ns": [100, 200]}, "head": {"rows": [1, 11], "ns": [50, 60]},
+    "decode_attention": {"num_decodes": [1, 11], "mean_context": [0, 100], "ns": [[0, 100], [0, 1100]]},
+    "prefill_attention": {"chunk_tokens": [1, 101], "mean_before": [0, 1000], "ns": [[10, 20], [110, 520]]},
+}  # fmt: skip
+
+
+def test_a_table_of_another_engine_is_refused(tmp_path):
+    (tmp_path / "table.json").write_text(json.dumps(TABLE))
+    own = ("screen.step_time=table:table.json", "engine={name: torch_paged}", "model=qwen3-0.6b")
+    sweep = make_sweep(tmp_path, *BASE, *own)
+    assert sweep.config.screen.step_time == f"table:{tmp_path / 'table.json'}"
+    with pytest.raises(SpecError, match="measured on ffffffffffff"):
+        screen_first(SweepFolder(tmp_path / "out"), sweep)
