@@ -18,6 +18,7 @@ from orchestrator.page_latency import latency
 from orchestrator.page_ledger import ledgers, tokens
 from orchestrator.page_pressure import churn, pressure
 from orchestrator.page_proofs import proofs
+from orchestrator.page_screen import screened
 from orchestrator.page_script import scripts
 from orchestrator.page_search import search
 from orchestrator.page_waste import breakdown, waste
@@ -39,6 +40,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Sweep], str]], ...] = (
     ("churn", "Churn", churn),
     ("latency", "Latency beside occupancy", latency),
     ("search", "The search", search),
+    ("screened", "Screened against measured", screened),
     ("compare", "Compare two trials", compare),
     ("candidates", "Every candidate", candidates),
     ("hashes", "Hashes", identity),

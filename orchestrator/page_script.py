@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any
 
 from orchestrator.page_compare import compare_figures, compare_trials
+from orchestrator.page_screen import screen_cloud
 from orchestrator.page_search import front_cloud, history_cloud
 from orchestrator.plots import INK, PALETTE
 from orchestrator.plots_live import cloud_live, knee_live, library
@@ -26,8 +27,9 @@ def scripts(sweep: Sweep) -> str:
         points = knee_points(sweep.shown, quantity, leads)
         if any(p.middle is not None for p in points):
             figures[f"knee{i}"] = knee_live(points, quantity.panel)
-    for key, cloud in (("history", history_cloud(sweep)), ("front", front_cloud(sweep))):
-        if cloud.points:
+    clouds = {"history": history_cloud(sweep), "front": front_cloud(sweep), "screen": screen_cloud(sweep)}
+    for key, cloud in clouds.items():
+        if cloud is not None and cloud.points:
             figures[key] = cloud_live(cloud)
     colours = {INK: "ink", **{hexadecimal: name for name, hexadecimal in PALETTE.items()}}
     data: dict[str, Any] = {"colours": colours, "figures": figures, "compared": compare_trials(sweep)}

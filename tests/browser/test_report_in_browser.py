@@ -10,7 +10,7 @@ pytestmark = pytest.mark.browser
 SECTIONS = (
     "answer", "knee", "verdicts", "proofs", "gain", "ledger", "tokens", "breakdown", "waste", "pressure", "churn",
     "latency",
-    "search", "compare", "candidates", "hashes", "environment", "reproduce",
+    "search", "screened", "compare", "candidates", "hashes", "environment", "reproduce",
 )  # fmt: skip
 _READY = "document.documentElement.dataset.live === 'ready'"
 _EMPTY = """[...document.querySelectorAll('main > section')]
@@ -162,7 +162,7 @@ def test_without_scripts_drawings_and_tables_stand(tab: Tab, swept: Path, pictur
     tab.call("Emulation.setScriptExecutionDisabled", value=True)
     tab.look(1440)
     tab.open((swept / "report.html").as_uri())
-    tab.wait_for("document.querySelectorAll('main > section').length === 18")
+    tab.wait_for("document.querySelectorAll('main > section').length === 19")
     tab.picture(pictures / "report-without-scripts.png")
     assert tab.evaluate("document.querySelectorAll('.live').length") == 0
     assert tab.evaluate("getComputedStyle(document.querySelector('figure[data-live] > svg')).display") == "block"

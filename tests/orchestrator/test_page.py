@@ -19,7 +19,7 @@ from trials.units import SpecError
 SECTIONS = (
     "answer", "knee", "verdicts", "proofs", "gain", "ledger", "tokens", "breakdown", "waste", "pressure", "churn",
     "latency",
-    "search", "compare", "candidates", "hashes", "environment", "reproduce",
+    "search", "screened", "compare", "candidates", "hashes", "environment", "reproduce",
 )  # fmt: skip
 _VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "rect"}
 

@@ -1,0 +1,59 @@
+"""Screened against measured in the report: both numbers, their agreement, and a dropped screen said so."""
+
+from pathlib import Path
+
+import pytest
+from made_sweep import build
+
+from orchestrator.folder import SweepFolder
+from orchestrator.page_screen import screened
+from orchestrator.screened import ScreenReport, ScreenRow, save_screen
+from orchestrator.shown import read_sweep
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> SweepFolder:
+    return build(tmp_path_factory.mktemp("screen") / "sweep")
+
+
+def _report(**more: object) -> ScreenReport:
+    rows = (
+        ScreenRow(params={"block_size": 4}, label="block <4>", value=90.0, over=0.0, role="promising",
+                  measured=95.0, measured_over=0.0),
+        ScreenRow(params={"block_size": 16}, label="block 16", value=80.0, over=0.25, role="check",
+                  measured=70.0, measured_over=None),
+        ScreenRow(params={"block_size": 64}, label="block 64", value=None, over=None),
+    )  # fmt: skip
+    report = ScreenReport(asks="x", words="made up", step_time="roofline:h100-sxm", candidates=3, simulated=3,
+                          requests=60, window_s=(0.0, 9.0), seconds=1.5, keep=0.3, rows=rows)  # fmt: skip
+    return report.model_copy(update=more)
+
+
+def test_without_a_screen_the_page_says_so(sweep: SweepFolder) -> None:
+    assert "No screen was taken" in screened(read_sweep(sweep))
+
+
+def test_both_numbers_and_their_agreement_are_shown(sweep: SweepFolder) -> None:
+    path = save_screen(sweep, _report(measured=2, tau=1.0, regret=0.034))
+    html = screened(read_sweep(sweep))
+    path.unlink()
+    assert "tau is 1.00; the screen&#x27;s first choice is 3.4% under" in html
+    assert "It was followed." in html
+    assert "block &lt;4&gt;" in html
+    assert "block <4>" not in html
+    assert all(word in html for word in ("not listed", "25.0%", "without bound", "2 points"))
+
+
+def test_a_screen_that_was_dropped_or_cannot_be_judged_says_why(sweep: SweepFolder) -> None:
+    path = save_screen(sweep, _report(measured=2, dropped="its first choice fell"))
+    html = screened(read_sweep(sweep))
+    path.unlink()
+    assert "2 candidates were measured: too few" in html
+    assert "It was dropped: its first choice fell." in html
+
+
+def test_a_broken_screen_counts_as_none(sweep: SweepFolder) -> None:
+    path: Path = sweep.path / "screen.json"
+    path.write_text("{")
+    assert "No screen was taken" in screened(read_sweep(sweep))
+    path.unlink()
