@@ -240,5 +240,5 @@ class Driver:
         self._tally.count(state, space.label(policy), value.value if may_win else None)
 
     def _show(self) -> None:
-        self._tally.walls_s = self._running.walls_s
+        self._tally.walls_s, self._tally.fault = self._running.walls_s, self._running.fault
         self._rooms.viewer.show(self._tally.picture(self._study.planned(), self._running.says, self.at_once))
