@@ -23,6 +23,11 @@ class Past:
     running: bool = False
     key: Key = ()  # of `params`, where it is known already
     before: int = 0  # how many answered before it
+    over: float = field(init=False, default=0.0)  # by how much it misses its bounds, together
+
+    def __post_init__(self) -> None:
+        over = sum(min(bound, MOST_OVER) for bound in self.constraints.values() if bound > 0)
+        object.__setattr__(self, "over", over)
 
 
 def shown(past: Sequence[Past], directions: Sequence[str]) -> list[Past]:
@@ -55,5 +60,4 @@ def _chosen(said: Sequence[Past], directions: Sequence[str]) -> list[int]:
 def _badness(p: Past, place: int, direction: str) -> tuple[float, float]:
     """Least for the best: what misses a bound comes after all that miss none, by how far."""
     assert p.values is not None
-    over = sum(max(0.0, min(bound, MOST_OVER)) for bound in p.constraints.values())
-    return over, p.values[place] if direction == "minimize" else -p.values[place]
+    return p.over, p.values[place] if direction == "minimize" else -p.values[place]
