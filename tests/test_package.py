@@ -22,8 +22,8 @@ build_meta.build_sdist(out)
 """
 SWEEP = """engine: {name: simulator, step_time: roofline:h100-sxm}
 model: llama-3.1-8b
-pool: {bytes: 1GiB}
-policy: {max_model_len: 4096}
+pool: {bytes: 8GiB}
+policy: {max_model_len: 32768}
 trace: {path: t.parquet, window: {start: 0s, duration: 5s}}
 slo: "ttft:p99<500ms;itl:p99<50ms"
 space: block_size

@@ -62,9 +62,7 @@ def workspace_bytes_of(spec: TrialSpec) -> int:
     return spec.policy.max_num_batched_tokens * token + spec.policy.max_num_seqs * model.vocab_size * 4
 
 
-def pool_budget(
-    spec: TrialSpec, workspace_bytes: int | None = None, tables_bytes: int | None = None
-) -> int | None:
+def pool_budget(spec: TrialSpec, workspace_bytes: int | None = None, tables_bytes: int | None = None) -> int | None:
     """Bytes that the pool may have, over all ranks; None where the spec counts blocks. May be negative.
     `workspace_bytes` None: as shapes tell."""
     pool, tables = spec.pool, block_table_bytes(spec) if tables_bytes is None else tables_bytes

@@ -49,9 +49,7 @@ def test_one_row_a_trial_with_its_metrics_and_accounts(sweep: SweepFolder) -> No
     frame = trials_frame(sweep.load_trials())
     assert len(frame) == 2 * len(SIZES) + 1
     assert frame["block_size"].tolist() == [*SIZES, *SIZES, 512]
-    assert (
-        frame[[f"mean_{a}_bytes" for a in ACCOUNTS]].sum(axis=1) - frame["mean_pool_bytes"]
-    ).abs().max() < 1
+    assert (frame[[f"mean_{a}_bytes" for a in ACCOUNTS]].sum(axis=1) - frame["mean_pool_bytes"]).abs().max() < 1
 
 
 def test_a_trial_without_a_result_keeps_its_row(sweep: SweepFolder, tmp_path: Path) -> None:

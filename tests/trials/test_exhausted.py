@@ -21,8 +21,6 @@ def test_an_engine_without_memory_is_known_by_its_words(text: str) -> None:
     assert ran_out(f"some log line\n{text}\nanother")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "ValueError: block size 7", "memory usage 3 GiB", "MemoryErrors seen: 0"]
-)
+@pytest.mark.parametrize("text", ["", "ValueError: block size 7", "memory usage 3 GiB", "MemoryErrors seen: 0"])
 def test_other_ends_are_not_taken_for_it(text: str) -> None:
     assert not ran_out(text)

@@ -75,7 +75,9 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
         not_applicable=("outputs",), max_model_len=spec.policy.max_model_len,
     )  # fmt: skip
     device = DeviceBytes(
-        pool=geometry.pool_bytes, block_tables=block_table_bytes(spec), weights=spec.model.weights_bytes,
+        pool=geometry.pool_bytes,
+        block_tables=block_table_bytes(spec),
+        weights=spec.model.weights_bytes,
         workspace=workspace_bytes_of(spec) if spec.pool.device_budget is not None else 0,
     )
     return PagedEngine(facts, spec.policy, content, Modelled(time_of, device))
