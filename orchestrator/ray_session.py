@@ -23,11 +23,12 @@ def start_ray(address: str | None, cpus: int, gpus: int | None = None) -> bool:
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
     import ray
 
+    if address is not None:
+        require_reachable(address)
     if ray.is_initialized():
         return False
     quiet = {"log_to_driver": False, "configure_logging": True, "logging_level": "error"}
     if address is not None:
-        require_reachable(address)
         ray.init(address=address, **quiet)
         return False
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
