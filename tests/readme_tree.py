@@ -21,6 +21,8 @@ WORDS = {
     "README.md": "this page",
     "CHANGELOG.md": "what changed for users, newest first",
     "CONTRIBUTING.md": "how to change this",
+    "benchmarks/search_efficiency_azure.npz": "what each of 6,048 points came to, simulated",
+    "benchmarks/search_efficiency_mooncake.npz": "the same on the other trace",
     "docs/knee.svg": "the picture in this page, drawn from a report by benchmarks/knee_picture.py",
     "orchestrator/page.css": "the report's style, light and dark",
     "orchestrator/page.html": "the report's frame",
