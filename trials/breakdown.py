@@ -53,7 +53,7 @@ def shares(
     def by_request(values: Floats, at: Ints) -> Floats:
         return np.asarray(np.bincount(at, weights=values, minlength=len(requests.row)), np.float64)
 
-    if group.slot_tokens > 1:
+    if group.keeps_states:
         nothing = np.zeros(len(requests.row))
         return Shares(by_request(found.seconds, parts.request), nothing, nothing, nothing, nothing)
     whole = parts.block * size * found.seconds

@@ -94,7 +94,7 @@ def _least_taken(replay: Replay, group: PoolGeometry) -> int:
     """
     requests, block_size = replay.requests, group.block_size
     sure = (requests.outcome == Outcome.COMPLETED) & (requests.preemptions == 0)
-    if group.slot_tokens > 1:
+    if group.keeps_states:
         return int(sure.sum())
     final = -(-(requests.num_prompt_tokens + requests.num_delivered - 1) // block_size)
     return int((final + np.minimum(-requests.cached_tokens, 0) // block_size)[sure].sum())

@@ -149,13 +149,17 @@ class PoolGeometry:
     kind: LayerKind = "full"
     num_layers: int = 0  # that the group's block tables serve; 0: all of the model
     window: int = 0  # tokens, of the kinds that look back on so many
-    slot_tokens: int = 1  # tokens behind one counted slot: all of a block's where it holds one state
     most_blocks: int = 0  # that a sequence is granted at once; 0: as many as its tokens need
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a block holds one state, whatever its tokens."""
+        return self.kind == "mamba"
 
     @property
     def slots(self) -> int:
         """What is counted as tokens in a block: its tokens, or its one state."""
-        return self.block_size // self.slot_tokens
+        return 1 if self.keeps_states else self.block_size
 
     @property
     def block_bytes(self) -> int:
@@ -170,7 +174,7 @@ class PoolGeometry:
     def blocks_for(self, tokens: int) -> int:
         """Blocks that a sequence of so many tokens is granted at admission; a state is then alone."""
         need = -(-tokens // self.block_size)
-        return min(need, self.most_blocks if self.slot_tokens == 1 else 1) if self.most_blocks else need
+        return min(need, self.most_blocks if not self.keeps_states else 1) if self.most_blocks else need
 
     @property
     def remainder_bytes(self) -> int:
@@ -208,7 +212,7 @@ class EngineFacts:
     def token_group(self) -> int:
         """Number of the group whose rows count tokens as computed: one that keeps them all, if there is one."""
         kept = [number for number, group in enumerate(self.groups) if group.kind in ("full", "mla")]
-        counted = [number for number, group in enumerate(self.groups) if group.slot_tokens == 1]
+        counted = [number for number, group in enumerate(self.groups) if not group.keeps_states]
         return (kept or counted or [0])[0]
 
     @property

@@ -45,7 +45,7 @@ def _count(audit: GroupAudit, geometry: PoolGeometry) -> _Counted:
     held = np.array([audit.held_tokens[row] for row in audit.tables], np.int64)
     places = np.arange(len(ids), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     filled = np.clip(np.repeat(held, lengths) - places * size, 0, size)
-    if geometry.slot_tokens > 1:
+    if geometry.keeps_states:
         filled = np.ones(len(ids), np.int64)
     there = ids != NO_BLOCK
     if not there.all():
@@ -87,7 +87,7 @@ def _one_state(groups: list[_Counted]) -> None:
 def _check_tables(audit: GroupAudit, geometry: PoolGeometry) -> None:
     """n tokens take as many blocks as hold them and what is reserved ahead, never one more."""
     size = geometry.block_size
-    loses = geometry.window or geometry.slot_tokens > 1
+    loses = geometry.window or geometry.keeps_states
     for row, table in audit.tables.items():
         tokens, ahead = audit.held_tokens[row], audit.reserved_ahead.get(row, 0)
         need = -(-(tokens + ahead) // size)
@@ -110,10 +110,8 @@ def _kept_wrongly(table: list[int], tokens: int, before: int, geometry: PoolGeom
     held, most = len(table) - absent, geometry.most_blocks
     if table and table[-1] == NO_BLOCK:
         return "the last block is not held"
-    if most and held > most:
-        return f"{held} blocks are held, it needs {most} at most"
-    if geometry.slot_tokens > 1:
-        return ""
+    if geometry.keeps_states:
+        return f"{held} states are held, it needs {most} at most" if most and held > most else ""
     least, upto = geometry.passed(before) // geometry.block_size, geometry.passed(tokens) // geometry.block_size
     if not least <= absent <= upto:
         return f"{absent} blocks behind the window were let go, {least} to {upto} are to be"

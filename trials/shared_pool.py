@@ -26,9 +26,9 @@ class SharedPool:
             for number, geometry in enumerate(geometries)
         ]
         self._keeps_tokens = [
-            account for account, g in zip(self.groups, geometries, strict=True) if g.slot_tokens == 1
+            account for account, g in zip(self.groups, geometries, strict=True) if not g.keeps_states
         ]
-        self._states = [geometry.slot_tokens > 1 for geometry in geometries]
+        self._states = [geometry.keeps_states for geometry in geometries]
 
     @property
     def available_blocks(self) -> int:

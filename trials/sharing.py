@@ -37,7 +37,7 @@ def duplicated_tail_bytes(replay: Replay, facts: EngineFacts, trace: Trace | Non
     missed = trace.inherited_tokens[requests.row] - requests.cached_tokens
     total = 0
     for group in facts.groups:
-        if group.slot_tokens == 1:  # a state is of one sequence
+        if not group.keeps_states:  # a state is of one sequence
             again = int(np.clip(missed[admitted], 0, group.block_size).sum())
             total += again * group.bytes_per_token * facts.ranks
     return total

@@ -110,7 +110,7 @@ def _blocks(recorded: Replay, kept: Snapshot, facts: EngineFacts) -> tuple[dict[
         blocks = np.arange(geometry.num_blocks)
         if facts.shared_pool:
             blocks = _own_blocks(kept.groups[number % facts.ranks :: facts.ranks], number // facts.ranks, geometry)
-        whole = ownership(group, geometry.num_blocks, geometry.block_size, geometry.slot_tokens > 1)
+        whole = ownership(group, geometry.num_blocks, geometry.block_size, geometry.keeps_states)
         found = whole.of(blocks) if facts.shared_pool else whole
         count = len(blocks)
         total += count

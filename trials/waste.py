@@ -84,7 +84,7 @@ def _bytes_by_block_size(facts: EngineFacts) -> dict[int, int]:
     """Bytes of a slot over the groups of each block size; a state has no slots that could stay empty."""
     out: dict[int, int] = {}
     for group in facts.groups:
-        if group.slot_tokens == 1:
+        if not group.keeps_states:
             out[group.block_size] = out.get(group.block_size, 0) + group.bytes_per_token
     return out
 

@@ -207,7 +207,7 @@ def effective(facts: EngineFacts, spec: TrialSpec) -> Effective:
     return Effective(
         block_size=group.block_size, kernel_block_size=group.kernel_block_size, num_blocks=group.num_blocks,
         reserve_blocks=group.reserve_blocks, pool_bytes=facts.pool_bytes,
-        bytes_per_token=sum(g.bytes_per_token for g in facts.groups if g.slot_tokens == 1) * facts.ranks,
+        bytes_per_token=sum(g.bytes_per_token for g in facts.groups if not g.keeps_states) * facts.ranks,
         reuse_quantum_tokens=facts.reuse_quantum_tokens, block_table_bytes=_table_bytes(facts, spec),
         ranks=facts.ranks, groups=tuple(_group(g) for g in facts.groups) if len(facts.groups) > 1 else (),
         layout=knobs.get("layout", "paged"), knobs=knobs, not_applicable=facts.not_applicable,
@@ -222,7 +222,7 @@ def _table_bytes(facts: EngineFacts, spec: TrialSpec) -> int:
 def _group(group: PoolGeometry) -> EffectiveGroup:
     return EffectiveGroup(
         kind=group.kind, num_layers=group.num_layers, block_size=group.block_size, window=group.window,
-        bytes_per_token=group.bytes_per_token, keeps_states=group.slot_tokens > 1,
+        bytes_per_token=group.bytes_per_token, keeps_states=group.keeps_states,
         padding_bytes_per_block=group.padding_bytes_per_block, reuse_quantum_tokens=group.reuse_quantum_tokens,
     )  # fmt: skip
 

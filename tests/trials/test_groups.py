@@ -31,7 +31,7 @@ from trials.waste import waste
 POOL = 20 * 40 + 7
 FULL = PoolGeometry(4, 20, 1, 10, 0, POOL, 4, 4, num_layers=2)
 WINDOW = PoolGeometry(4, 20, 1, 5, 20, POOL, 4, 4, "sliding_window", 1, window=6, most_blocks=4)
-STATE = PoolGeometry(8, 20, 1, 36, 4, POOL, 8, 8, "mamba", 1, slot_tokens=8, most_blocks=2)
+STATE = PoolGeometry(8, 20, 1, 36, 4, POOL, 8, 8, "mamba", 1, most_blocks=2)
 
 
 def facts_of(*groups: PoolGeometry, ranks: int = 1, **more: Any) -> EngineFacts:

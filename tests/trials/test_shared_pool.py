@@ -19,7 +19,7 @@ def groups(blocks: int = 40) -> tuple[PoolGeometry, ...]:
     return (
         PoolGeometry(4, blocks, 1, 100, 3, pool, 4, 4, num_layers=2),
         PoolGeometry(4, blocks, 1, 50, 203, pool, 4, 4, "sliding_window", 1, window=6, most_blocks=3),
-        PoolGeometry(4, blocks, 1, 380, 23, pool, 4, 4, "mamba", 1, slot_tokens=4, most_blocks=2),
+        PoolGeometry(4, blocks, 1, 380, 23, pool, 4, 4, "mamba", 1, most_blocks=2),
     )
 
 

@@ -67,7 +67,7 @@ def _beside(row: LedgerRow, rank: Rank, stale: Iterable[str], geometry: PoolGeom
     for name in stale:
         table = [block for block in rank.tables[name][row.group] if block != _NULL]
         slots += len(table) * geometry.slots
-        tokens += len(table) if geometry.slot_tokens > 1 else min(rank.held[name], len(table) * geometry.slots)
+        tokens += len(table) if geometry.keeps_states else min(rank.held[name], len(table) * geometry.slots)
     return row._replace(
         payload_tokens=row.payload_tokens + tokens, logical_tokens=row.logical_tokens + tokens,
         tail_slack_tokens=row.tail_slack_tokens + slots - tokens,

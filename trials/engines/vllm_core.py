@@ -110,7 +110,14 @@ def geometries(core: EngineCore, spec: TrialSpec) -> tuple[PoolGeometry, ...]:
     if getattr(core.scheduler.kv_cache_manager.coordinator, "enable_partial_hash_hits", False):
         raise SpecError("prefix_match_unit makes vLLM copy a block for a hit inside it, which is not booked here")
     if not is_plain(spec):
-        return geometries_of(pool, core.scheduler, own)
+        groups = geometries_of(pool, core.scheduler, own)
+        quanta = {group.reuse_quantum_tokens for group in groups}
+        if len(quanta) > 1 and any(group.kind == "chunked_local" for group in groups):
+            raise SpecError(
+                "vLLM finds prefixes of chunked local attention only where all groups have one block size; these "
+                f"have {sorted(quanta)}: switch prefix_caching off"
+            )
+        return groups
     asked = asked_geometry(spec)
     (found,) = geometries_of(pool, core.scheduler, asked.pool_bytes)
     if found.block_bytes != asked.block_bytes:

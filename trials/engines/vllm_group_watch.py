@@ -117,7 +117,7 @@ class GroupWatch(PoolWatch):
         """(tokens or states of a sequence in its blocks of a group, slots that are empty in them)."""
         geometry = self.geometries[group]
         count = sum(not block.is_null for block in table)
-        if geometry.slot_tokens > 1:
+        if geometry.keeps_states:
             return count, 0
         size = geometry.block_size
         tokens = sum(
@@ -155,6 +155,6 @@ class GroupWatch(PoolWatch):
 def watch_pool(manager: Any, facts: EngineFacts) -> PoolWatch:
     """The watch that suits the groups of vLLM's KVCacheManager: the plain one wherever it is enough."""
     (first, *others) = facts.groups
-    if others or first.window or first.slot_tokens > 1:
+    if others or first.window or first.keeps_states:
         return GroupWatch(manager, facts.groups, facts.token_group)
     return PoolWatch(manager, first)

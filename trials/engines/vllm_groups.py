@@ -99,7 +99,7 @@ def geometries_of(config: Any, scheduler: Any, pool_bytes: int | None = None) ->
             pool_bytes=config.num_blocks * block_bytes if pool_bytes is None else pool_bytes,
             kernel_block_size=manager.block_size, reuse_quantum_tokens=quantum, kind=kind,
             num_layers=len(group.layer_names) if several else 0,
-            window=_window(spec) if kind in WINDOWED else 0, slot_tokens=manager.block_size // slots,
+            window=_window(spec) if kind in WINDOWED else 0,
             most_blocks=_most_blocks(spec, manager),
         ))  # fmt: skip
     return tuple(out)
