@@ -19,6 +19,8 @@ MAX_POINTS = 1 << 20
 _POLICY, _ARGS = "policy.", "engine.args."
 # What says where and as what a trial runs cannot differ between trials that are compared.
 _FIXED = ("args", "clock", "device", "env", "name", "python")
+_BYTES = ("bytes", "device_budget", "page_bytes")
+_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _SEARCHED = {
     "policy.": tuple(PoolPolicy.model_fields),
     "engine.": tuple(name for name in EngineSpec.model_fields if name not in _FIXED),
@@ -140,6 +142,15 @@ class Dimension:
     def label(self) -> str:
         """Its name in front of people."""
         return self.field.removeprefix(_ARGS)
+
+    def words(self, value: Any) -> str:
+        """A value in front of people: whole numbers whole, bytes in the largest unit that holds them exactly."""
+        if isinstance(value, float):
+            return f"{value:g}"
+        if self.field.rpartition(".")[2] in _BYTES and isinstance(value, int):
+            whole = ((unit, scale) for unit, scale in _UNITS if value and value % scale == 0)
+            return next((f"{value // scale}{unit}" for unit, scale in whole), str(value))
+        return str(value)
 
     @property
     def categorical(self) -> bool:

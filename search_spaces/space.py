@@ -212,12 +212,8 @@ class Space:
         for d in self.dimensions:
             if self.matters(d, params):
                 params[d.field] = value = held(policy, d.field)
-                words.append(f"{d.label}={value:g}" if _is_number(value) else f"{d.label}={value}")
+                words.append(f"{d.label}={d.words(value)}")
         return " ".join(words)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def with_fields(base: TrialSpec, params: Mapping[str, Value]) -> TrialSpec:

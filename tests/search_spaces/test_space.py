@@ -4,7 +4,7 @@ import pytest
 from made_specs import make_spec
 
 from search_spaces.controls import CONTROLS, control_spec
-from search_spaces.space import build_space, load_space_spec, space_spec, with_policy
+from search_spaces.space import READY, build_space, load_space_spec, space_spec, with_policy
 from trials.units import SpecError
 
 
@@ -132,3 +132,158 @@ def test_an_unknown_ready_space_is_answered_with_the_known_ones(tmp_path):
 def test_a_space_of_ones_own_is_read_beside_the_sweep(tmp_path):
     (tmp_path / "mine.yaml").write_text("name: mine\nvary: {policy.block_size: {one_of: [8, 16]}}\n")
     assert load_space_spec("mine.yaml", tmp_path).name == "mine"
+
+
+CONDITIONED = {
+    "policy.reserve_output": {"one_of": ["none", "full"]},
+    "policy.victim": {"one_of": ["last_admitted", "largest"], "when": {"policy.reserve_output": "none"}},
+    "policy.max_num_seqs": {"powers_of_two": [8, 16]},
+}
+
+
+def conditioned(**spec):
+    return build_space(space_spec({"vary": CONDITIONED}), make_spec(**spec))
+
+
+def test_a_dimension_that_does_not_matter_multiplies_no_trials():
+    space = conditioned()
+    assert space.num_candidates == len(list(space.candidates())) == 2 * 2 + 2
+    assert [tuple(c) for c in space.candidates() if c["reserve_output"] == "full"] == [
+        ("reserve_output", "max_num_seqs")
+    ] * 2
+
+
+def test_where_it_does_not_matter_it_keeps_the_base_s_value():
+    space = conditioned(policy={"victim": "largest"})
+    (full,) = {space.suggest(c).policy.victim for c in space.candidates() if c["reserve_output"] == "full"}
+    assert full == "largest"
+    moved = with_policy(space.base, reserve_output="full", victim="last_admitted").policy
+    assert not space.contains(moved)
+
+
+def test_one_candidate_has_one_name_whatever_a_sampler_says_of_what_does_not_matter():
+    space = conditioned()
+    told = [{"reserve_output": "full", "victim": v, "max_num_seqs": 8} for v in ("last_admitted", "largest")]
+    assert space.canonical(told[0]) == space.canonical(told[1]) == {"reserve_output": "full", "max_num_seqs": 8}
+
+
+def test_every_candidate_is_found_again_by_place_by_policy_and_by_parameters():
+    space = conditioned()
+    for params in space.candidates():
+        policy = space.policy_of(space.suggest(params))
+        assert space.params_of(policy) == params
+        assert space.candidate_at(space.position(policy)) == params
+        assert space.decode(space.encode(params)) == params
+        assert space.encode(params).keys() == space.distributions().keys()
+
+
+def test_neighbours_along_a_line_are_candidates_also_where_a_condition_comes_or_goes():
+    space = conditioned()
+    every = {space.place_of(c) for c in space.candidates()}
+    for start in every:
+        for _, line in space.lines(start):
+            assert set(line) <= every
+
+
+def test_a_condition_that_the_base_never_meets_leaves_its_dimension_out_out_loud():
+    vary = {"policy.block_size": {"one_of": [8, 16]}} | {"policy.victim": CONDITIONED["policy.victim"]}
+    space = build_space(space_spec({"vary": vary}), make_spec(policy={"reserve_output": "full"}))
+    assert [d.field for d in space.dimensions] == ["block_size"]
+    assert "policy.victim left out" in space.notes[0]
+
+
+def test_conditions_count_as_they_enumerate():
+    vary = {
+        "policy.prefix_caching": {"one_of": [True, False]},
+        "policy.eviction": {"one_of": ["lru", "fifo", "lfu"], "when": {"policy.prefix_caching": True}},
+        "policy.prefix_match": {"one_of": ["block", "partial"], "when": {"policy.eviction": ["lru", "fifo"]}},
+    }
+    space = build_space(space_spec({"vary": vary}), make_spec())
+    assert space.num_candidates == len(list(space.candidates())) == (2 * 2 + 1) + 2
+
+
+def test_engine_arguments_and_the_pool_move_like_any_field():
+    vary = {
+        "engine.args.scheduler_type": {"one_of": ["fifo", "prefill_first"]},
+        "pool.bytes": {"powers_of_two": ["512MiB", "1GiB"]},
+        "policy.block_size": {"one_of": [8, 16]},
+    }
+    space = build_space(space_spec({"vary": vary}), make_spec(pool={"bytes": "1GiB"}))
+    specs = [space.suggest(c) for c in space.candidates()]
+    assert {s.pool.bytes for s in specs} == {1 << 29, 1 << 30}
+    assert {s.engine.args["scheduler_type"] for s in specs} == {"fifo", "prefill_first"}
+    assert len({space.policy_of(s) for s in specs}) == 8
+    assert space.contains(space.default)
+    assert space.label(space.default) == "scheduler_type=fifo pool.bytes=1GiB block_size=16"
+    assert [space.params_of(space.policy_of(s)) for s in specs] == list(space.candidates())
+
+
+def test_an_argument_that_the_base_does_not_name_is_given_the_first_of_the_space_out_loud():
+    spec = space_spec({"vary": {"engine.args.scheduler_type": {"one_of": ["fifo", "prefill_first"]}}})
+    space = build_space(spec, make_spec())
+    assert space.base.engine.args == {"scheduler_type": "fifo"}
+    assert "taken to be fifo" in space.notes[0]
+    args = {"scheduler_type": "prefill_first"}
+    named = build_space(spec, make_spec(engine={"name": "torch_paged", "args": args}))
+    assert named.default == named.policy_of(named.base)
+    assert named.position(named.default) == (1,)
+
+
+def test_what_says_where_a_trial_runs_cannot_move():
+    for name in ("engine.name", "engine.python", "engine.env", "engine.device", "pool.tables_inside", "trace.path"):
+        with pytest.raises(SpecError, match="is not a field"):
+            space_spec({"vary": {name: {"one_of": [1]}}})
+
+
+def test_more_devices_than_a_slot_has_are_refused():
+    spec = space_spec({"vary": {"engine.tensor_parallel_size": {"powers_of_two": [1, 4]}}})
+    engine = {"name": "vllm", "tensor_parallel_size": 2}
+    with pytest.raises(SpecError, match="beyond the base's 2"):
+        build_space(spec, make_spec(engine=engine))
+    assert build_space(spec, make_spec(engine={**engine, "tensor_parallel_size": 4})).num_candidates == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"vary": dict(reversed(CONDITIONED.items()))}, "has to stand before it"),
+        (
+            {"vary": {"policy.victim": {"one_of": ["largest"], "when": {"policy.nobody": "x"}}}},
+            "is not a field of the pool policy",
+        ),
+        ({"vary": {"pool.bytes": {"one_of": ["1GiB"]}, "pool.blocks": {"one_of": [9]}}}, "given in one way"),
+        ({"fixes": "device_budget", "vary": {"pool.bytes": {"one_of": ["1GiB"]}}}, "not both fixed and moved"),
+        ({"vary": {"policy.block_size": {"one_of": [8, 8]}}}, "names a value twice"),
+    ],
+)
+def test_a_condition_or_pool_that_cannot_be_is_refused(data, words):
+    with pytest.raises(SpecError, match=words):
+        space_spec(data)
+
+
+READY_BASES = {
+    "joint": {"pool": {"device_budget": "40GiB"}},
+    "vllm": {"engine": {"name": "vllm"}, "pool": {"bytes": "1GiB"}},
+    "vllm_hybrid": {"engine": {"name": "vllm"}, "pool": {"bytes": "1GiB"}},
+    "transformers": {"engine": {"name": "transformers_cb"}, "pool": {"bytes": "1GiB"}},
+}
+
+
+@pytest.mark.parametrize("name", READY)
+def test_every_ready_space_builds_over_its_engine_and_reads_back(name):
+    base = make_spec(**{"pool": {"bytes": "1GiB"}, "policy": {"max_model_len": 8192}, **READY_BASES.get(name, {})})
+    spec = load_space_spec(name)
+    space = build_space(spec, base)
+    assert spec.name == name
+    assert space.enumerable
+    assert space.num_candidates == {
+        "block_size": 9, "pool_policy": 720, "joint": 8064, "vllm": 7200, "vllm_hybrid": 216, "transformers": 3920,
+    }[name]  # fmt: skip
+    first = next(space.candidates())
+    assert space.params_of(space.policy_of(space.suggest(first))) == first
+    assert space_spec(spec.model_dump(mode="json")) == spec
+
+
+def test_a_joint_space_needs_the_device_s_bytes():
+    with pytest.raises(SpecError, match=r"give pool\.device_budget"):
+        build_space(load_space_spec("joint"), make_spec(pool={"bytes": "1GiB"}))
