@@ -116,10 +116,21 @@ class SlotActor:
         try:
             how = self._how(order)
             for said in follow(self._located(order.spec, order.delivery), out, how, stop):
-                yield self._answer(said, out) if isinstance(said, Outcome) else said
+                if not isinstance(said, Outcome):
+                    yield said
+                    continue
+                answer = self._answer(said, out)
+                # Before it is said: who hears the answer may send another attempt of this key, and cancel it.
+                self._forget(order.key, stop)
+                yield answer
         finally:
-            self._stops.pop(order.key, None)
+            self._forget(order.key, stop)
             shutil.rmtree(out, ignore_errors=True)
+
+    def _forget(self, key: str, stop: threading.Event) -> None:
+        """This attempt is over; a later one of the same key keeps its own signal."""
+        if self._stops.get(key) is stop:
+            del self._stops[key]
 
     def _how(self, order: Order) -> Launch:
         terms, facts = self._terms, dict(order.facts)
