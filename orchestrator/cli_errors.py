@@ -49,8 +49,6 @@ def verb(as_json: bool) -> Iterator[None]:
             raise _our_fault(error, as_json) from None
         raise _end(2, f"error: {_refused(error)}", as_json) from None
     except Exception as error:
-        if type(error).__name__ == "NotEnough":  # ray_slots' word; importing it here would load Ray's room
-            raise _end(2, f"error: {error}", as_json) from None
         raise _our_fault(error, as_json) from None
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trials.units import SpecError
+
 _SLIVER = 0.001  # how Ray asks for a kind of accelerator: a trace of a resource that only such nodes have
 
 
-class NotEnough(ValueError):
+class NotEnough(SpecError):
     """The cluster has not what the slots ask for; waiting would not help."""
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from cb_driving import OUTPUTS, opened, sharing_requests
 from driving import (
     Driver,
     expected_hits,
@@ -18,28 +19,17 @@ from driving import (
 
 from tests.contracts.engine_laws import LAWS, Laboratory
 from trials.content import Content
-from trials.engine import Cause, Engine, EngineDied, Outcome, Refused
-from trials.engines import transformers_cb
+from trials.engine import Cause, EngineDied, Outcome
 from trials.ledger import account_bytes, unbalanced_rows
 from trials.load import offer
 from trials.replay import replay
 from trials.spec import Load
 from trials.trace import Trace
 
-transformers_cb.prepare(make_spec("transformers_cb", 16, 40))  # before anything imports torch
-SHARED = [[0, 1, 2, 3, 9], [0, 1, 2, 4], [0, 1, 2, 3], [5, 6], [0, 1, 7], [5, 6]]
-PROMPTS, OUTPUTS = [90, 70, 65, 40, 52, 33], [9, 12, 1, 20, 5, 7]
-
-
-def opened(trace: Trace, block_size: int, num_blocks: int, **more: object) -> Engine:
-    engine = transformers_cb.open(make_spec("transformers_cb", block_size, num_blocks, **more), Content(trace))
-    assert not isinstance(engine, Refused), engine.words
-    return engine
-
 
 @pytest.fixture(scope="module")
 def shared() -> Trace:
-    return make_requests(PROMPTS, OUTPUTS, SHARED)
+    return sharing_requests()
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)

@@ -4,28 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
+from cb_driving import opened, sharing_requests
 from driving import make_folder, make_requests, make_spec, picks_of, run_worker, serve
 
 from trials.content import Content
-from trials.engine import Engine, PoolGeometry, Refused
+from trials.engine import PoolGeometry, Refused
 from trials.engines import transformers_cb
 from trials.trace import Trace, save_trace
 from trials.units import SpecError
 
-transformers_cb.prepare(make_spec("transformers_cb", 16, 40))  # before anything imports torch
-SHARED = [[0, 1, 2, 3, 9], [0, 1, 2, 4], [0, 1, 2, 3], [5, 6], [0, 1, 7], [5, 6]]
-PROMPTS, OUTPUTS = [90, 70, 65, 40, 52, 33], [9, 12, 1, 20, 5, 7]
-
-
-def opened(trace: Trace, block_size: int, num_blocks: int, **more: object) -> Engine:
-    engine = transformers_cb.open(make_spec("transformers_cb", block_size, num_blocks, **more), Content(trace))
-    assert not isinstance(engine, Refused), engine.words
-    return engine
-
 
 @pytest.fixture(scope="module")
 def shared() -> Trace:
-    return make_requests(PROMPTS, OUTPUTS, SHARED)
+    return sharing_requests()
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from trials.step_tables import load_table
 from trials.superpose import superposed
 from trials.table_checks import outside
 from trials.tables import read_locks, write_ledger, write_ownership, write_requests
-from trials.trace import Trace, TraceError, load_trace, write_whole
+from trials.trace import Trace, load_trace, write_whole
 from trials.units import SpecError, parse_count
 
 RESIDUAL_SHARE, RESIDUAL_BYTES = 0.02, 64 << 20
@@ -308,7 +308,7 @@ def _answer(arguments: list[str]) -> int:
         locks = read_locks(Path(options["--lock"])) if "--lock" in options else None
         at_ns = parse_count(options["--ownership-at"], "--ownership-at") if "--ownership-at" in options else None
         run_trial(read_spec(Path(arguments[0])), Path(arguments[1]), locks, at_ns)
-    except (SpecError, TraceError) as error:
+    except SpecError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     return 0
