@@ -115,12 +115,12 @@ class Bench:
 
     def race(self) -> tuple[int | None, Search]:
         running = [self.replays(k) for k in range(len(self.field))]
-        raced = race(len(running), lambda k, _, rung: self.holds(running[k], rung, early=True), len(self.values))
-        if raced.winner is not None and not self.holds(running[raced.winner], raced.rungs[0], early=False):
-            self.field[raced.winner].fails_in_full.append(f"race: {self.values[raced.rungs[0]]:g}")
-        best = raced.rungs[0] if raced.winner is not None else None
+        raced = race(len(running), lambda k, rung: self.holds(running[k], rung, early=True), len(self.values))
+        winner, best = raced.winner, raced.rung
+        if winner is not None and best is not None and not self.holds(running[winner], best, early=False):
+            self.field[winner].fails_in_full.append(f"race: {self.values[best]:g}")
         cost = sum(_engine_s(r) for r in running)
-        return raced.winner, Search(best, sum(len(r.done) for r in running), cost)
+        return winner, Search(best, sum(len(r.done) for r in running), cost)
 
 
 def _bisect(holds: Callable[[int], bool], count: int) -> int | None:

@@ -7,7 +7,7 @@ where it does not survive, the next candidate is tried. All of it follows from f
 resumed sweep asks for the same.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from orchestrator.conclude import decision_of, judged
 from orchestrator.config import Sweep
@@ -29,27 +29,29 @@ def wanted(records: Sequence[TrialRecord], sweep: Sweep, slots: Sequence[str] = 
     """
     if points := list(_on_other_slots(records, sweep, slots)):
         return points
-    slo = parse_slo(sweep.config.slo)
-    searched = [
-        (r, judged(r, sweep, slo)) for r in records if r.card.role in OF_THE_SEARCH and r.state != "running"
-    ]
-    if point := next(reprieved(searched, sweep), None):
-        return [point]
-    decision = decision_of(records, sweep)
-    if decision.choice is None:
-        return []
     by_number = {r.number: r for r in records}
 
     def asks(number: int, role: Role, repeat: int, beat: float | None) -> tuple[object, ...]:
         return sweep.space.policy_of(by_number[number].spec), role, repeat, beat
 
     known = {asks(r.number, r.card.role, r.repeat, r.card.beat) for r in records if r.card.role is not None}
-    for stage in (_neighbours, _confirming, _surviving):
-        stands = [(p, p.beside) for p in stage(decision, sweep) if p.beside is not None]
-        left = [p for p, b in stands if asks(b.of, b.role, p.repeat, b.beat) not in known]
-        if left:
-            return left
-    return []
+
+    def left(points: Iterable[Point]) -> list[Point]:
+        """Those that were not asked yet: an answer that failed is one too."""
+        stands = [(p, p.beside) for p in points if p.beside is not None]
+        return [p for p, b in stands if asks(b.of, b.role, p.repeat, b.beat) not in known]
+
+    slo = parse_slo(sweep.config.slo)
+    searched = [
+        (r, judged(r, sweep, slo)) for r in records if r.card.role in OF_THE_SEARCH and r.state != "running"
+    ]
+    if reprieves := left(reprieved(searched, sweep)):
+        return reprieves[:1]
+    decision = decision_of(records, sweep)
+    if decision.choice is None:
+        return []
+    stages = (left(stage(decision, sweep)) for stage in (_neighbours, _confirming, _surviving))
+    return next(filter(None, stages), [])
 
 
 def _on_other_slots(records: Sequence[TrialRecord], sweep: Sweep, slots: Sequence[str]) -> Iterator[Point]:

@@ -71,7 +71,7 @@ def _decided(records: Sequence[TrialRecord], sweep: Sweep) -> tuple[Decision, li
     done = [r for r in records if r.state != "running"]
     again = [_again(r, judged(r, sweep, slo), sweep) for r in done if r.card.role in ("confirm", "survival")]
     searched = [r for r in done if r.card.role in OF_THE_SEARCH]
-    measured, leaks = isolated([_measured(r, judged(r, sweep, slo), sweep) for r in searched], searched, sweep)
+    measured, leaks = isolated(searched_in(searched, sweep), searched, sweep)
     return decide(measured, sweep.space, rules_of(sweep), proofs_of(again)), leaks
 
 

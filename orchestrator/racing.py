@@ -23,17 +23,17 @@ class Race:
     def __init__(self, sweep: Sweep) -> None:
         ladder = sweep.config.measure.ladder
         assert ladder is not None
-        self._sweep, self._standings = sweep, Standings(ladder, sweep.config.min_gain)
+        self._sweep, self.standings = sweep, Standings(ladder, sweep.config.min_gain)
 
     def learn(self, card: TrialCard, score: Score) -> None:
         """A trial that was told. Only what may win sets the pace."""
         leads = score.feasible and self._sweep.space.contains(self._sweep.space.policy_of(card.spec))
-        self._standings.learn_score(self._sweep.candidate(card.spec), card.repeat, score, leads)
+        self.standings.learn_score(self._sweep.candidate(card.spec), card.repeat, score, leads)
 
     def first_of(self, card: TrialCard) -> str | None:
         """The candidate whose first window has to be over before this trial can be asked; None where it is."""
         candidate = self._sweep.candidate(card.spec)
-        waits = card.control is None and card.repeat > 0 and not self._standings.knows(candidate, 0)
+        waits = card.control is None and card.repeat > 0 and not self.standings.knows(candidate, 0)
         return candidate if waits else None
 
     def asked(self, card: TrialCard) -> TrialSpec | Out:
@@ -41,7 +41,7 @@ class Race:
         spec, ladder = card.spec, card.spec.measure.ladder
         assert ladder is not None
         candidate, raced = self._sweep.candidate(spec), card.control is None
-        question = self._standings.question(candidate, card.repeat, raced)
+        question = self.standings.question(candidate, card.repeat, raced)
         if question.out is not None:
             return Out(question.out, question.less_than)
         ladder = ladder.model_copy(update={"beat": question.beat, "near": question.near})

@@ -9,24 +9,21 @@ from collections.abc import Iterator, Sequence
 from orchestrator.config import Sweep
 from orchestrator.folder import TrialRecord
 from orchestrator.points import Beside, Point
+from orchestrator.racing import Race
 from search_spaces.objective import Score
-from search_spaces.race import Standings
 
 
 def reprieved(judged: Sequence[tuple[TrialRecord, Score]], sweep: Sweep) -> Iterator[Point]:
     """The questions that a race over `judged` leaves open; `judged`: trials of the search, finished."""
-    ladder = sweep.config.measure.ladder
-    if not sweep.config.races or ladder is None:
+    if not sweep.config.races:
         return
-    standings = Standings(ladder, sweep.config.min_gain)
+    race = Race(sweep)
     first: dict[str, TrialRecord] = {}
     for record, score in judged:
-        candidate = sweep.candidate(record.spec)
-        first.setdefault(candidate, record)
+        first.setdefault(sweep.candidate(record.spec), record)
         if score.run:
-            leads = score.feasible and sweep.space.contains(sweep.space.policy_of(record.spec))
-            standings.learn_score(candidate, record.repeat, score, leads)
-    for name, repeat in standings.open_questions(len(sweep.windows)):
-        question = standings.question(name, repeat, raced=True)
+            race.learn(record.card, score)
+    for name, repeat in race.standings.open_questions(len(sweep.windows)):
+        question = race.standings.question(name, repeat, raced=True)
         if question.out is None:
             yield Point((), None, repeat, Beside("reprieve", first[name].number, question.beat))

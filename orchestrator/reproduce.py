@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from orchestrator.attempts import PROBE_TOLERANCE
 from orchestrator.folder import AttemptRecord, read_attempt
 from orchestrator.ledger_diff import LedgerDifference, compare_ledgers
 from orchestrator.recipe import Recipe, load_recipe, read_table
@@ -32,7 +33,6 @@ _LOCKED = "import sys; from trials.worker import main; sys.exit(main([*sys.argv[
 _COLUMN_WORDS = {"arrival_ns": "row timestamps", "num_prompt_tokens": "prompt lengths",
                  "num_output_tokens": "answer lengths", "prefix_ids": "prefix ids"}  # fmt: skip
 _SHORT = 12
-_PROBE_MOVED = 0.15  # as a sweep judges it
 
 
 class _Model(BaseModel):
@@ -230,7 +230,7 @@ def _speed_off(recipe: Recipe, clocked: AttemptRecord) -> float | None:
     and its latencies say nothing of the recipe's.
     """
     before, now = recipe.calibration.get("probe_s"), clocked.probe_s
-    if not isinstance(before, int | float) or now is None or abs(now / before - 1) <= _PROBE_MOVED:
+    if not isinstance(before, int | float) or now is None or abs(now / before - 1) <= PROBE_TOLERANCE:
         return None
     return now / before - 1
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from orchestrator.windows import window_of as window_from
 from trials.fingerprint import trace_hash
 from trials.load import window_of
 from trials.overlay import Cancels, Forks, Overlay, Share, overlaid
@@ -70,7 +71,7 @@ def bursts_on(asked: SurvivalSpec, spec: TrialSpec, window: Window | None, folde
     if not path.is_file():
         save_trace(trace, path)
     begin = max(0, start - int(at[at >= stretch][0]))
-    counted = Window.model_validate({"start": f"{begin}ns", "duration": f"{end - start}ns"})
+    counted = window_from(begin, end - start)
     changed = {"path": str(path.resolve()), "window": counted, "warmup": begin, "superpose": 1}
     return Bursts(spec.trace.model_copy(update=changed), len(part) / len(trace))
 

@@ -24,6 +24,7 @@ from orchestrator.running import Running
 from orchestrator.stopping import Standing, Stop, first_reason
 from orchestrator.study import Asked, SweepStudy
 from search_spaces.noise import pilot_spread, planned_words
+from search_spaces.objective import Score
 from trials.fingerprint import trace_hash
 from trials.slo import parse_slo
 from trials.spec import TrialSpec
@@ -58,7 +59,7 @@ class Driver:
         for record in records:
             self._running.take_in(record)
             if record.number in told:
-                self._count(record)
+                self._count(record, judged(record, self._sweep, self._slo))
 
     def run(self) -> None:
         """Until nothing is left to ask for. KeyboardInterrupt: what runs is ended in order, nothing is lost."""
@@ -218,19 +219,18 @@ class Driver:
         assert record is not None
         if card.reused_from is not None and (source := self._known.answer(card.spec)) is not None:
             record = TrialRecord(card, (), source.result, source.folder, source.info)
-        told = judged(record, self._sweep, self._slo)
+        told = value = judged(record, self._sweep, self._slo)
         if card.role is not None:  # never Optuna's best: it is measured elsewhere than the search is
             told = replace(told, constraints=(*told.constraints, ("beside_the_search", 1.0)))
         self._study.tell(card.number, told)
-        self._count(record)
+        self._count(record, value)
         self._say_what_is_seen()
         self._ready.extend(self._known.released(card.number))
 
-    def _count(self, record: TrialRecord) -> None:
+    def _count(self, record: TrialRecord, value: Score) -> None:
         self._known.learn(record)
         card = record.card
         state = "reused" if card.reused_from is not None else card.state
-        value = judged(record, self._sweep, self._slo)
         if self._race is not None and card.role in OF_THE_SEARCH:
             self._race.learn(card, value)
         space, policy = self._sweep.space, self._sweep.space.policy_of(card.spec)

@@ -13,8 +13,6 @@ from pydantic import ValidationError
 
 from search_spaces.dimension import MAX_POINTS, Dimension, dimension, moved, short, value_of
 from search_spaces.dimension import Value as Value
-from search_spaces.dimension import Varied as Varied
-from search_spaces.ready import READY as READY
 from search_spaces.ready import SpaceSpec as SpaceSpec
 from search_spaces.ready import load_space_spec as load_space_spec
 from search_spaces.ready import space_spec as space_spec

@@ -206,3 +206,25 @@ def test_where_every_candidate_fails_on_a_later_window_each_was_asked(tmp_path):
     assert outcome_of(ran.records, sweep).kind == "infeasible"
     whole = {r.spec.policy.block_size for r in ran.records if r.result and r.result.metrics.capacity_load}
     assert whole == PEAK.keys()
+
+
+def test_a_reprieve_whose_engine_failed_is_an_answer_and_what_comes_after_it_is_measured(tmp_path):
+    """What went wrong: the same question came again, was found to be asked, and all behind it was left out."""
+    truth = {4: 10.0, 8: 20.0, 16: 24.0, 32: 30.0, 64: 15.0}
+
+    def answer(job):
+        size, repeat = job.spec.policy.block_size, job.spec.repeat
+        if size == 32 and repeat == 1:
+            return make_result(1.0, ttft=900.0)  # the leader falls
+        if size == 64 and (job.spec.measure.ladder.beat or 64) < truth[32]:
+            return "the engine crashed", False
+        return capacity_of(truth)(job)
+
+    window = "trace={path: t.parquet, window: {start: 0s, duration: 15s}}"
+    sweep = make_sweep(tmp_path, *RACE, "held_out=1", window)
+    ran = drive(tmp_path / "out", sweep, answer=answer)
+    failed = [r for r in ran.records if r.state == "failed"]
+    assert [(r.card.role, r.spec.policy.block_size) for r in failed] == [("reprieve", 64)]
+    assert "confirm" in [r.card.role for r in ran.records]
+    assert outcome_of(ran.records, sweep).winner == "block_size=16"
+    assert not drive(tmp_path / "out", sweep, answer=answer).executor.ran

@@ -4,7 +4,8 @@ import pytest
 from made_specs import make_spec
 
 from search_spaces.controls import CONTROLS, control_spec
-from search_spaces.space import READY, build_space, load_space_spec, space_spec, with_policy
+from search_spaces.ready import READY
+from search_spaces.space import build_space, load_space_spec, space_spec, with_policy
 from trials.units import SpecError
 
 

@@ -164,7 +164,7 @@ def test_the_search_lands_on_the_power_of_two_next_to_the_square_root(per_block,
         replays[size] = Replays(engine, trace, asked, lambda text: None)
     raced = race(
         len(sizes),
-        lambda k, _, rung: replays[sizes[k]].passes(load_of("rate_scale", values[rung]), "cold"),
+        lambda k, rung: replays[sizes[k]].passes(load_of("rate_scale", values[rung]), "cold"),
         len(values),
     )
     assert sizes[raced.winner] == 1 << round(math.log2(root))
