@@ -48,12 +48,12 @@ def aiperf_json(e: Exported) -> str:
         document[key] = {"unit": unit, **_described(getattr(e.served, field) * factor)}
     document[_GAPS[0]] = {"unit": _GAPS[2], **_gaps(e)}
     document |= {key: {"unit": unit, "avg": value} for key, _, unit, value in _totals(e)}
-    document["kvknee"] = {**e.identity, "engine": e.engine, "model": e.model}
+    document["kvknee"] = _identity(e)
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def aiperf_csv(e: Exported) -> str:
-    """One trial: requests' statistics, an empty line, and what is one number a run."""
+    """One trial: requests' statistics, what is one number a run, what it was; an empty line between them."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["Metric", *_STATISTICS])
@@ -66,7 +66,15 @@ def aiperf_csv(e: Exported) -> str:
     writer.writerow(["Metric", "Value"])
     for _, words, unit, value in _totals(e):
         writer.writerow([f"{words} ({unit})", _cell(value)])
+    out.write("\n")
+    writer.writerow(["kvknee", "Value"])
+    writer.writerows(_identity(e).items())
     return out.getvalue()
+
+
+def _identity(e: Exported) -> dict[str, str]:
+    """What tells one file from another: both formats say it under `kvknee`."""
+    return {**e.identity, "engine": e.engine, "model": e.model}
 
 
 def _described(values: Floats | Ints) -> dict[str, float | int]:

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from orchestrator.folder import AttemptRecord, SweepFolder, read_attempt
 from orchestrator.frames import Floats, deciding_rows, read_columns
 from orchestrator.frames_load import with_times
+from orchestrator.shown import labels
 from trials.result import ReplayResult, TrialResult
 from trials.units import SpecError
 
 Ints = NDArray[np.int64]
-_NS = 1e9
+_NS, _MS = 1e9, 1e3  # of a second
 _COLUMNS = (
     "phase", "load", "arrival_ns", "admitted_ns", "first_token_ns", "last_token_ns", "outcome", "counted",
     "num_prompt_tokens", "num_output_tokens", "num_delivered", "cached_tokens", "preemptions",
@@ -43,10 +44,14 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One trial that is exported. `ended_s`: when it ended, Unix time; 0 where its attempt does not say."""
+    """One trial that is exported. `ended_s`: when it ended, Unix time; 0 where its attempt does not say.
+
+    `role`: why it was measured again beside the search, empty for the search's own.
+    """
 
     number: int
     candidate: str
+    role: str
     result: TrialResult
     replay: ReplayResult
     served: Served
@@ -70,8 +75,8 @@ class Exported:
         """What tells its numbers from another's, measured from modelled first of all."""
         effective, hashes = self.result.effective, self.result.hashes
         return {
-            "trial": str(self.number), "candidate": self.candidate, "evidence": self.result.evidence,
-            "clock": self.replay.clock, "load": self.replay.load,
+            "trial": str(self.number), "candidate": self.candidate, "role": self.role,
+            "evidence": self.result.evidence, "clock": self.replay.clock, "load": self.replay.load,
             "block_size": str(effective.block_size) if effective is not None else "",
             "spec_hash": hashes.spec, "trace_hash": hashes.trace, "engine_hash": hashes.engine,
         }  # fmt: skip
@@ -95,7 +100,7 @@ def gather(folder: Path, numbers: Sequence[int] = ()) -> list[Exported]:
 
 def _of_trial(folder: Path) -> list[Exported]:
     attempt = read_attempt(folder, 1)
-    made = _exported(0, folder.resolve().name, attempt)
+    made = _exported(0, (folder.resolve().name, ""), attempt)
     return [made] if made is not None else []
 
 
@@ -105,25 +110,28 @@ def _of_sweep(folder: Path) -> list[Exported]:
         raise SpecError(
             f"{folder}: neither sweep.yaml nor result.json here; name the folder of a sweep or of a trial"
         )
-    outcome = sweep.load_outcome()
-    labels = {n: c.label for c in (outcome.candidates if outcome else ()) for n in c.trials}
-    found = []
-    for record in sweep.load_trials():
+    records, found = sweep.load_trials(), []
+    named = labels(records, sweep.load_outcome())
+    for record in records:
         attempt = next((a for a in record.attempts if a.number == record.card.decides), None)
-        label = labels.get(record.number) or record.control or f"block_size={record.spec.policy.block_size}"
-        made = _exported(record.number, label, attempt) if attempt is not None else None
+        whose = named[record.number], record.card.role or ""
+        made = _exported(record.number, whose, attempt) if attempt is not None else None
         found += [made] if made is not None else []
     return found
 
 
-def _exported(number: int, candidate: str, attempt: AttemptRecord) -> Exported | None:
-    """None where nothing decides: refused, failed, or lost; reused ones have no attempt and are their source's."""
+def _exported(number: int, whose: tuple[str, str], attempt: AttemptRecord) -> Exported | None:
+    """None where nothing decides: refused, failed, or lost; reused ones have no attempt and are their source's.
+
+    `whose`: candidate and role.
+    """
     result = attempt.result
     if result is None or result.decides is None:
         return None
     ended = float(attempt.info.get("started_s") or 0.0) + float(attempt.info.get("wall_s") or 0.0)
     replay = result.replays[result.decides]
-    return Exported(number, candidate, result, replay, _served(attempt.folder / "requests.parquet", result), ended)
+    served = _served(attempt.folder / "requests.parquet", result)
+    return Exported(number, *whose, result, replay, served, ended)
 
 
 def _served(path: Path, result: TrialResult) -> Served:
@@ -133,12 +141,15 @@ def _served(path: Path, result: TrialResult) -> Served:
     def seconds(later: str, earlier: str) -> Floats:
         return ((rows[later] - rows[earlier]) / _NS).to_numpy(np.float64)
 
+    def of(name: str) -> Floats:
+        return rows[name].dropna().to_numpy(np.float64) / _MS
+
     def whole(name: str) -> Ints:
         return rows[name].to_numpy(np.int64)
 
     return Served(
-        ttft_s=seconds("first_token_ns", "arrival_ns"), tpot_s=rows["tpot_ms"].dropna().to_numpy(np.float64) / 1e3,
-        e2el_s=seconds("last_token_ns", "arrival_ns"), queue_s=seconds("admitted_ns", "arrival_ns"),
+        ttft_s=of("ttft_ms"), tpot_s=of("tpot_ms"), e2el_s=of("e2el_ms"),
+        queue_s=seconds("admitted_ns", "arrival_ns"),
         prefill_s=seconds("first_token_ns", "admitted_ns"), decode_s=seconds("last_token_ns", "first_token_ns"),
         prompt_tokens=whole("num_prompt_tokens"), output_tokens=whole("num_output_tokens"),
         cached_tokens=whole("cached_tokens"), preemptions=whole("preemptions"),

@@ -21,7 +21,6 @@ from trials.units import SpecError
 Floats = NDArray[np.float64]
 Frame = pd.DataFrame  # for rooms that hand frames on and do not look into them
 
-MAX_BINS = 600
 BINNED_COLUMNS = ("phase", "load", "start_ns", "duration_ns", "idle", "pool_bytes", *ACCOUNTS)  # what bins need
 DRAWN_COLUMNS = (*BINNED_COLUMNS, "num_decodes", "decode_blocks", "burst_blocks", "bound_blocks")
 _TIMES = ("ttft_ms", "itl_ms", "tpot_ms", "e2el_ms")
@@ -55,9 +54,9 @@ def trials_frame(records: Sequence[TrialRecord]) -> pd.DataFrame:
 
 def _trial_row(record: TrialRecord) -> dict[str, object]:
     row: dict[str, object] = {
-        "trial": record.number, "control": record.control, "role": record.card.role, "repeat": record.repeat,
-        "state": record.state,
-        "reason": record.card.reason, "attempts": len(record.attempts), "reused_from": record.card.reused_from,
+        "trial": record.number, "role": record.card.role or "", "control": record.control, "repeat": record.repeat,
+        "state": record.state, "reason": record.card.reason, "attempts": len(record.attempts),
+        "reused_from": record.card.reused_from,
         "spec_hash": record.card.spec_hash, **{f"param_{k}": v for k, v in record.params.items()},
     }  # fmt: skip
     return row if record.result is None else row | _result_row(record.result)
@@ -127,12 +126,12 @@ def read_columns(path: Path, columns: Sequence[str] | None = None) -> pd.DataFra
 
 
 def ledger_frame(folder: SweepFolder) -> pd.DataFrame:
-    """Every ledger row of every trial that has a result, with its trial number."""
+    """Every ledger row of every trial that has a result, with its trial number and role."""
     return _stacked(folder.load_trials(), "ledger.parquet")
 
 
 def requests_frame(folder: SweepFolder) -> pd.DataFrame:
-    """Every request of every trial that has a result, with its trial number."""
+    """Every request of every trial that has a result, with its trial number and role."""
     return _stacked(folder.load_trials(), "requests.parquet")
 
 
@@ -143,6 +142,7 @@ def _stacked(records: Sequence[TrialRecord], name: str) -> pd.DataFrame:
         if record.folder is not None and record.card.reused_from is None and (record.folder / name).is_file():
             part = read_columns(record.folder / name)
             part.insert(0, "trial", record.number)
+            part.insert(1, "role", record.card.role or "")
             parts.append(part)
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"trial": pd.Series(dtype="int64")})
 
@@ -155,12 +155,11 @@ def deciding_rows(frame: pd.DataFrame, result: TrialResult) -> pd.DataFrame:
     return frame[(frame["phase"] == decides.phase) & (frame["load"] == decides.load)]
 
 
-def bin_ledger(frame: pd.DataFrame, effective: Effective, bins: int = 240) -> Binned | None:
-    """A replay's ledger rows in at most `bins` (<= 600) stretches of equal time; None where no time passed.
+def bin_ledger(frame: pd.DataFrame, effective: Effective, bins: int) -> Binned | None:
+    """A replay's ledger rows in at most `bins` stretches of equal time; None where no time passed.
 
     Few rows keep their own edges. A row holds until the next one begins, the last for its duration.
     """
-    bins = min(bins, MAX_BINS)
     start = frame["start_ns"].to_numpy(np.int64)
     if not len(start) or (end := int(start[-1]) + int(frame["duration_ns"].iloc[-1])) <= int(start[0]):
         return None

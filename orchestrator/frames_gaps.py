@@ -13,10 +13,6 @@ from orchestrator.frames import Floats
 from trials.percentiles import percentile, population
 from trials.result import Observation
 
-GAP_COLUMNS = (
-    "phase", "load", "start_ns", "duration_ns", "idle", "num_decodes", "decode_blocks",
-    "payload", "tail_slack", "reserved_ahead", "padding", "remainder", "pool_bytes",
-)  # fmt: skip
 _NS_PER_MS = 1e6
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from orchestrator.folder import SweepFolder, TrialRecord
 from orchestrator.frames import ledger_frame, replay_row, requests_frame, trials_frame
+from orchestrator.shown import labels
 from search_spaces.outcome import Outcome as SweepOutcome
 from trials.engine import Outcome
 
@@ -33,16 +34,20 @@ class SweepFrames:
     def trials(self) -> pd.DataFrame:
         """One row a trial: `candidate` and `chosen` by knee.json, parameters (`param_*`), deciding metrics.
 
+        `role`: why it was measured again beside the search (confirm, survival, ...), empty for the search's own.
         Times in ms, accounts in bytes (`mean_*_bytes` over time); a trial without a result has NaN.
         """
         if not self.records:
             return pd.DataFrame({"trial": pd.Series(dtype="int64")})
         frame = trials_frame(self.records)
-        found = self.outcome.candidates if self.outcome is not None else ()
-        labels = {number: c.label for c in found for number in c.trials}
-        frame.insert(1, "candidate", [labels.get(r.number, r.control or "") for r in self.records])
+        frame.insert(1, "candidate", list(self._labels.values()))
         frame.insert(2, "chosen", [r.number in self._chosen for r in self.records])
         return frame
+
+    @cached_property
+    def _labels(self) -> dict[int, str]:
+        """By number, as `records` stand."""
+        return labels(self.records, self.outcome)
 
     @property
     def _chosen(self) -> frozenset[int]:
@@ -60,7 +65,8 @@ class SweepFrames:
         for record in self.records:
             for i, replay in enumerate(record.result.replays if record.result is not None else ()):
                 decides = record.result is not None and record.result.decides == i
-                yield {"trial": record.number, "decides": decides} | replay_row(replay)
+                whose = {"trial": record.number, "candidate": self._labels[record.number]}
+                yield whose | {"role": record.card.role or "", "decides": decides} | replay_row(replay)
 
     @cached_property
     def requests(self) -> pd.DataFrame:

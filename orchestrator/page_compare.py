@@ -74,7 +74,8 @@ def _begin(sweep: Sweep, trials: list[TrialRecord]) -> tuple[TrialRecord, TrialR
 
 
 def _label(sweep: Sweep, record: TrialRecord) -> str:
-    label = next((s.title for s in sweep.shown if any(r.number == record.number for r in s.records)), "")
+    titles = (s.title for s in sweep.shown if any(r.number == record.number for r in s.records))
+    label = next(titles, sweep.labels[record.number])
     again = f"{record.card.role} of trial {record.card.of}" if record.card.role is not None else ""
     words = [w for w in (label, again, f"repeat {record.repeat}") if w]
     return f"trial {record.number}: {', '.join(words)}"

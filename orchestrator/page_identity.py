@@ -37,8 +37,8 @@ def candidates(sweep: Sweep) -> str:
         rows.append([s.title, len(results), *means, *([Cell(s.evidence, "text")] if mixed else [])])
     head += ["evidence"] if mixed else []
     marks = [s.role == "chosen" for s in sweep.shown]
-    each = table("Every trial", ["trial", "candidate", "repeat", "state", "attempts", "reused from", "reason"],
-                 [_trial_row(sweep, r) for r in sweep.records])  # fmt: skip
+    each_head = ["trial", "candidate", "as", "repeat", "state", "attempts", "reused from", "reason"]
+    each = table("Every trial", each_head, [_trial_row(sweep, r) for r in sweep.records])
     note = (
         "Qualified tokens are those of requests that arrived inside the window, whenever they were delivered; "
         "output tokens are those delivered inside it."
@@ -54,11 +54,11 @@ def _heading(name: str, sweep: Sweep) -> str:
 
 
 def _trial_row(sweep: Sweep, r: TrialRecord) -> list[Value]:
-    label = next((s.label for s in sweep.shown if any(x.number == r.number for x in s.records)), "")
     reused: Value = r.card.reused_from if r.card.reused_from is not None else ""
     return [
         str(r.number),
-        label,
+        sweep.labels[r.number],
+        r.card.role or "",
         str(r.repeat),
         r.state,
         str(len(r.attempts)),

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from orchestrator.frames_gaps import GapClass, gaps_by_depth, gaps_by_occupancy
 from orchestrator.markup import Value, figures, folded, nothing, paragraph, table
-from orchestrator.page_ledger import binned
 from orchestrator.plots_ledger import occupancy_svg
 from orchestrator.plots_points import Curve, curves_svg
-from orchestrator.shown import Focus, Sweep
+from orchestrator.shown import NO_LEDGER, Focus, Sweep
 
 _DRAWN = 3  # candidates side by side
 _COLOURS = ("vermilion", "blue", "green")
@@ -20,7 +19,7 @@ _Gaps = list[tuple[Focus, list[GapClass]]]
 def latency(sweep: Sweep) -> str:
     """Gap between tokens by occupancy and by block-table depth; step time over time beside both."""
     if not sweep.focus:
-        return nothing("No trial has left a ledger yet.")
+        return nothing(NO_LEDGER)
     evidence = sweep.short_evidence
     seen = [
         (f, f.result.replays[f.result.decides].observation) for f in sweep.focus if f.result.decides is not None
@@ -34,7 +33,7 @@ def latency(sweep: Sweep) -> str:
         (curves_svg(_curves(deep[:_DRAWN]), f"Gap by table depth ({evidence})", "blocks of a decoding request",
                     "gap-depth"), "The same gap against the length of block tables: median, and p99 dashed."),
         *((occupancy_svg(b, f.title, evidence, f"steps-{f.key}"), f"Step time ({evidence}) beside occupancy.")
-          for f, b in list(binned(sweep))[:_OVER_TIME]),
+          for f in sweep.focus[:_OVER_TIME] if (b := f.binned) is not None),
     ]  # fmt: skip
     note = (
         "A step's duration is a gap for each request that it gave a token; pauses after preemptions are longer and "

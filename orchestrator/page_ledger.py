@@ -1,30 +1,20 @@
 """The report's ledger: where every byte of the pool was, for the winner beside its controls."""
 
-from collections.abc import Iterator
-
-from orchestrator.frames import Binned, bin_ledger
+from orchestrator.frames import Binned
 from orchestrator.markup import Value, figures, folded, in_bytes, nothing, paragraph, table
 from orchestrator.plots_ledger import ledger_svg, tokens_svg
-from orchestrator.shown import Focus, Sweep
+from orchestrator.shown import NO_LEDGER, Focus, Sweep
 from trials.ledger import ACCOUNTS
 from trials.result import TrialResult
-
-_STRETCHES = 120  # of time in a plot: each some pixels wide
-NO_LEDGER = "No trial has left a ledger yet."
-
-
-def binned(sweep: Sweep) -> Iterator[tuple[Focus, Binned]]:
-    """The candidates in focus over time; those in whose replay no time passed are left out."""
-    for focus in sweep.focus:
-        effective = focus.result.effective
-        found = None if effective is None else bin_ledger(focus.rows, effective, _STRETCHES)
-        if found is not None:
-            yield focus, found
 
 
 def ledgers(sweep: Sweep) -> str:
     """Accounts stacked over time under the pool's total; their means and peaks as a table."""
-    shown = [(ledger_svg(b, f.title, f"ledger-{f.key}"), _ledger_caption(f, b)) for f, b in binned(sweep)]
+    shown = [
+        (ledger_svg(b, f.title, f"ledger-{f.key}"), _ledger_caption(f, b))
+        for f in sweep.focus
+        if (b := f.binned) is not None
+    ]
     if not shown:
         return nothing(NO_LEDGER)
     note = (
@@ -60,7 +50,9 @@ def _peaks(result: TrialResult) -> list[Value]:
 
 def tokens(sweep: Sweep) -> str:
     """Live tokens, allocated slots and pool slots over time: three numbers that are not the same."""
-    shown = [(tokens_svg(b, f.title, f"tokens-{f.key}"), f.title) for f, b in binned(sweep)]
+    shown = [
+        (tokens_svg(b, f.title, f"tokens-{f.key}"), f.title) for f in sweep.focus if (b := f.binned) is not None
+    ]
     if not shown:
         return nothing(NO_LEDGER)
     head = ["candidate", "live tokens, mean", "allocated slots, mean", "pool slots", "slots per live token"]

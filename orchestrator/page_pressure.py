@@ -8,7 +8,7 @@ from orchestrator.markup import Value, figures, folded, in_bytes, nothing, parag
 from orchestrator.plots import Floats
 from orchestrator.plots_bars import Bars, Part, bars_svg
 from orchestrator.plots_churn import churn_svg, divergence_svg
-from orchestrator.shown import Focus, Sweep
+from orchestrator.shown import NO_LEDGER, Focus, Sweep
 from trials.result import PressureBin, TrialResult
 
 _DRAWN = 3  # candidates in focus that are drawn; the tables have all
@@ -35,7 +35,7 @@ _LIVES: list[tuple[str, Callable[[TrialResult], Value]]] = [
 def pressure(sweep: Sweep) -> str:
     """Failed admissions by free bytes, and their causes."""
     if not sweep.focus:
-        return nothing("No trial has left a ledger yet.")
+        return nothing(NO_LEDGER)
     drawn = [
         (bars_svg(_bins(f), f"pressure-{f.key}"), f"{f.title}: steps that kept the head of the queue out.")
         for f in sweep.focus[:_DRAWN]
@@ -104,7 +104,7 @@ def _bin_table(focus: Focus) -> str:
 def churn(sweep: Sweep) -> str:
     """The life of blocks beside step time, preemptions, and what forks took when they parted."""
     if not sweep.focus:
-        return nothing("No trial has left a ledger yet.")
+        return nothing(NO_LEDGER)
     drawn = [
         (
             churn_svg(f.result.metrics.churn.stretches, f.title, f"churn-{f.key}"),

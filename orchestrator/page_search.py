@@ -11,7 +11,6 @@ from orchestrator.plots_points import Cloud, Point, cloud_svg
 from orchestrator.shown import Shown, Sweep
 from orchestrator.shown_quantities import Read, objective_of
 from search_spaces.outcome import FrontPoint
-from trials.result import TrialResult
 
 
 def search(sweep: Sweep) -> str:
@@ -107,7 +106,7 @@ def front_cloud(sweep: Sweep) -> Cloud:
     points = []
     for s in sweep.shown:
         values = [v for r in s.results if (v := goal.read(r)) is not None]
-        wasted = [w for r in s.results if (w := _wasted(r)) is not None]
+        wasted = [w for r in s.results if (w := r.metrics.waste_per_qualified_token) is not None]
         if values and len(wasted) == len(values) == len(s.results):
             points.append(Point(s.label, fmean(wasted) / (1 << 20), fmean(values), s.role, s.feasible))
     asked = sweep.outcome.front if sweep.outcome is not None else ()
@@ -117,12 +116,6 @@ def front_cloud(sweep: Sweep) -> Cloud:
         f"{goal.panel.name}, {goal.panel.unit}", tuple(points), line, "none beats both", True,
         "no candidate has a qualified token",
     )  # fmt: skip
-
-
-def _wasted(result: TrialResult) -> float | None:
-    """Byte-seconds a qualified token."""
-    tokens = result.metrics.qualified_output_tokens
-    return result.metrics.waste_byte_seconds.get("total", 0.0) / tokens if tokens else None
 
 
 def _asked(front: Sequence[FrontPoint]) -> tuple[tuple[float, float], ...]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from orchestrator.markup import Value, figures, folded, nothing, paragraph, table
 from orchestrator.plots import byte_unit
 from orchestrator.plots_bars import Bars, Part, bars_svg
-from orchestrator.shown import Focus, Shown, Sweep
+from orchestrator.shown import NO_LEDGER, Focus, Shown, Sweep
 from orchestrator.shown_quantities import leaders
 from trials.result import TrialResult
 
@@ -41,7 +41,7 @@ _WASTE: tuple[_Kind, ...] = (
 def breakdown(sweep: Sweep) -> str:
     """Byte-seconds by length of request, and by the state of what they held."""
     if not sweep.focus:
-        return nothing("No trial has left a ledger yet.")
+        return nothing(NO_LEDGER)
     drawn = [
         (bars_svg(_length_bars(f), f"length-{f.key}"), f"{f.title}: byte-seconds by prompt + answer length.")
         for f in sweep.focus[:_LENGTHS_OF]
@@ -129,7 +129,7 @@ def _states(sweep: Sweep) -> str:
 def waste(sweep: Sweep) -> str:
     """Byte-seconds that could not serve declared work, by kind; never-filled slack and stranded bytes apart."""
     if not sweep.focus:
-        return nothing("No trial has left a ledger yet.")
+        return nothing(NO_LEDGER)
     beside = _waste_bars("Winner beside controls", [f.shown for f in sweep.focus])
     leads = leaders(sweep)
     alone = _waste_bars("Searched, by block size", [s for s in sweep.shown if s.label in leads][:_SEARCHED])
@@ -147,9 +147,8 @@ def waste(sweep: Sweep) -> str:
         if s.results:
             m = s.results[0].metrics
             by = m.waste_byte_seconds
-            per = by.get("total", 0.0) / m.qualified_output_tokens if m.qualified_output_tokens else None
-            rows.append([s.label, *(by.get(key, 0.0) for key, *_ in _WASTE), by.get("total"), per,
-                         by.get("tail_slack_filled_later", 0.0)])  # fmt: skip
+            rows.append([s.label, *(by.get(key, 0.0) for key, *_ in _WASTE), by.get("total"),
+                         m.waste_per_qualified_token, by.get("tail_slack_filled_later", 0.0)])  # fmt: skip
     note = (
         "Only what cannot serve declared work. Stranded: free or cached while something waits that may not take "
         "it, by cause. Free bytes with nothing waiting are no waste. First repeat, over the window."

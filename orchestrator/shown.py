@@ -3,7 +3,7 @@
 Nothing is chosen here. Before knee.json exists, trials stand grouped by what was varied and nobody is chosen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.bound_answer import Bound
 from orchestrator.bounded import load_bound
 from orchestrator.folder import SweepFolder, TrialRecord
-from orchestrator.frames import DRAWN_COLUMNS, Frame, deciding_rows, read_columns
+from orchestrator.frames import DRAWN_COLUMNS, Binned, Frame, bin_ledger, deciding_rows, read_columns
 from orchestrator.plots import Role
 from orchestrator.points import OF_THE_SEARCH
 from orchestrator.recipe import Recipe, load_recipe
@@ -19,7 +19,9 @@ from search_spaces.outcome import CandidateOutcome, Outcome
 from trials.result import TrialResult
 from trials.spec import read_yaml
 
+NO_LEDGER = "No trial has left a ledger yet."
 _IN_FOCUS = 8  # candidates whose ledgers are drawn; the tables have all
+_STRETCHES = 120  # of time in a drawing: each some pixels wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +63,17 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Focus:
-    """A candidate that is looked at closely: its first repeat's result, and the ledger rows of what decided."""
+    """A candidate that is looked at closely: its first repeat's result, and the ledger rows of what decided.
+
+    `binned`: the rows in stretches of equal time; None where no time passed.
+    """
 
     shown: Shown
     key: str
     record: TrialRecord
     result: TrialResult
     rows: Frame
+    binned: Binned | None
 
     @property
     def title(self) -> str:
@@ -76,7 +82,10 @@ class Focus:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """All that the page is made of, read once. `focus`: the winner or nearest miss, the default, the controls."""
+    """All that the page is made of, read once. `focus`: the winner or nearest miss, the default, the controls.
+
+    `labels`: trial number -> its candidate, of every trial.
+    """
 
     folder: SweepFolder
     name: str
@@ -85,6 +94,7 @@ class Sweep:
     outcome: Outcome | None
     recipe: Recipe | None
     shown: list[Shown]
+    labels: Mapping[int, str]
     bound: Bound | None = None
     focus: tuple[Focus, ...] = ()
 
@@ -138,9 +148,9 @@ def read_sweep(folder: SweepFolder) -> Sweep:
     recipe = load_recipe(folder.recipe_yaml) if folder.recipe_yaml.is_file() else None
     name = str(settings.get("name") or folder.path.resolve().name)
     shown = shown_candidates(outcome, records)
-    return Sweep(
-        folder, name, settings, records, outcome, recipe, shown, load_bound(folder), _focus(shown, outcome)
-    )
+    named = labels(records, outcome)
+    return Sweep(folder, name, settings, records, outcome, recipe, shown, named, load_bound(folder),
+                 _focus(shown, outcome))  # fmt: skip
 
 
 def _focus(shown: Sequence[Shown], outcome: Outcome | None) -> tuple[Focus, ...]:
@@ -162,7 +172,8 @@ def _focused(shown: Shown, key: str) -> Focus | None:
     if record is None or record.result is None or record.result.effective is None:
         return None
     rows = deciding_rows(read_columns(ledger_of(record), DRAWN_COLUMNS), record.result)
-    return Focus(shown, key, record, record.result, rows)
+    binned = bin_ledger(rows, record.result.effective, _STRETCHES)
+    return Focus(shown, key, record, record.result, rows, binned)
 
 
 def ledger_of(record: TrialRecord) -> Path:
@@ -185,8 +196,9 @@ def shown_candidates(outcome: Outcome | None, records: Sequence[TrialRecord]) ->
         by_number = {r.number: r for r in records}
         return [_known(c, outcome, by_number) for c in outcome.candidates]
     groups: dict[str, list[TrialRecord]] = {}
+    named = labels(records, None)
     for record in (r for r in records if r.card.role in OF_THE_SEARCH):
-        groups.setdefault(_group_label(record), []).append(record)
+        groups.setdefault(named[record.number], []).append(record)
     shown = [_unjudged(label, group) for label, group in groups.items()]
     return sorted(shown, key=lambda s: (not s.in_space, s.block_size, s.label))
 
@@ -204,11 +216,23 @@ def _known(candidate: CandidateOutcome, outcome: Outcome, by_number: dict[int, T
                  candidate.why_not, candidate.controls, candidate.less_than)  # fmt: skip
 
 
-def _group_label(record: TrialRecord) -> str:
-    if record.control is not None:
-        return f"control {record.control}"
-    varied = ", ".join(f"{k.rpartition('.')[2]} {v}" for k, v in record.params.items())
-    return varied or f"block_size {record.spec.policy.block_size}"
+def labels(records: Sequence[TrialRecord], outcome: Outcome | None) -> dict[int, str]:
+    """Trial number -> the label of its candidate: knee.json's, else the control, else what was varied.
+
+    One that was measured again beside the budget has the label of the trial that it is `of`.
+    """
+    known = {n: c.label for c in (outcome.candidates if outcome is not None else ()) for n in c.trials}
+    found: dict[int, str] = {}
+    for record in sorted(records, key=lambda r: r.number):  # `of` is an earlier one
+        of = record.card.of
+        again = found.get(of) if of is not None else None
+        found[record.number] = known.get(record.number) or again or record.control or _varied(record)
+    return found
+
+
+def _varied(record: TrialRecord) -> str:
+    words = " ".join(f"{k.rpartition('.')[2]}={v}" for k, v in record.params.items())
+    return words or f"block_size={record.spec.policy.block_size}"
 
 
 def _unjudged(label: str, group: Sequence[TrialRecord]) -> Shown:

@@ -88,7 +88,10 @@ def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") 
         value, (*constraints, *((name, 1.0) for name, _ in marks)), clauses, tuple(words for _, words in marks),
         tuple(PhaseScore(r.phase, OBJECTIVES[objective](r.metrics), r.holds and not r.void_because)
               for r in _by_phase(result, decides)),
-        tuple((r.load, _waste(r)) for r in result.replays if r.phase == decides.phase and _counts(r)),
+        tuple(
+            (r.load, w) for r in result.replays
+            if r.phase == decides.phase and _counts(r) and (w := r.metrics.waste_per_qualified_token) is not None
+        ),
     )  # fmt: skip
 
 
@@ -173,7 +176,3 @@ def missed_words(clause: ClauseSeen) -> str:
 
 def _counts(replay: ReplayResult) -> bool:
     return replay.metrics.qualified_output_tokens > 0 and not replay.void_because
-
-
-def _waste(replay: ReplayResult) -> float:
-    return replay.metrics.waste_byte_seconds.get("total", 0.0) / replay.metrics.qualified_output_tokens

@@ -154,6 +154,12 @@ class Metrics(_Model):
     slo_values_ms: dict[str, float | None] = Field(default_factory=dict)  # clause text -> observed; None = inf
     backlog_grew: bool = False
 
+    @property
+    def waste_per_qualified_token(self) -> float | None:
+        """Byte-seconds; None where no token qualified."""
+        tokens = self.qualified_output_tokens
+        return self.waste_byte_seconds.get("total", 0.0) / tokens if tokens else None
+
 
 class CapacityPart(_Model):
     """What a search came to on one window: a rung that was measured to hold, and its measured neighbours."""

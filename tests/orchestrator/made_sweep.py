@@ -1,11 +1,13 @@
 """A small sweep's folder, made by running real trials in this process; what knee.json says is made up by hand."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import yaml
 
 from orchestrator.folder import SweepFolder, TrialCard, TrialRecord, write_text
+from orchestrator.points import Role
 from search_spaces.outcome import CandidateOutcome, Interval, Kind, Outcome, VerdictRow
 from trials.spec import TrialSpec, trial_spec
 from trials.trace import make_trace, save_trace
@@ -50,6 +52,13 @@ def add_trial(sweep: SweepFolder, number: int, spec: TrialSpec, control: str | N
     record = sweep.load_trial(number)
     assert record is not None
     return record
+
+
+def measure_again(sweep: SweepFolder, number: int, of: int, role: Role) -> None:
+    """A trial beside the search, with the files of the one that it measures again; its card says nothing more."""
+    card = sweep.load_trials()[of].card
+    shutil.copytree(sweep.trial(of), sweep.trial(number))
+    sweep.save_card(card.model_copy(update={"number": number, "role": role, "of": of, "params": {}}))
 
 
 def build(folder: Path, decided: bool = True, **more: object) -> SweepFolder:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf.json_format import Parse
-from made_sweep import build
+from made_sweep import WINNER, build, measure_again
 from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
 from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -83,6 +83,18 @@ def test_a_label_may_hold_anything(sweep: SweepFolder, tmp_path: Path) -> None:
     assert nasty in {s.labels["candidate"] for s in _samples(SweepFolder(tmp_path / "sweep"), tmp_path)}
 
 
+def test_what_was_measured_again_is_known_by_its_candidate_and_role_in_every_format(tmp_path: Path) -> None:
+    folder = build(tmp_path / "sweep")
+    measure_again(folder, 7, 2, "confirm")
+    for how in FORMATS:
+        out = tmp_path / how
+        text = "".join(path.read_text(encoding="utf-8") for path in export(folder.path, how, out, [7]))
+        assert f"block {WINNER}" in text, how
+        assert "confirm" in text, how
+    (own,) = export(folder.path, "aiperf-csv", tmp_path / "own", [2])
+    assert "confirm" not in own.read_text(encoding="utf-8")
+
+
 def test_otlp_is_what_a_collector_parses_and_names_are_the_conventions(sweep: SweepFolder, tmp_path: Path) -> None:
     (written,) = export(sweep.path, "otel", tmp_path / "out.json", [1])
     data = Parse(written.read_text(encoding="utf-8"), MetricsData())
@@ -117,13 +129,14 @@ def test_aiperfs_file_has_its_keys_units_and_our_numbers(sweep: SweepFolder, tmp
 
 def test_aiperfs_table_says_the_same(sweep: SweepFolder, tmp_path: Path) -> None:
     (written,) = export(sweep.path, "aiperf-csv", tmp_path / "out", [1])
-    records, totals = written.read_text(encoding="utf-8").split("\n\n")
+    records, totals, whose = written.read_text(encoding="utf-8").split("\n\n")
     rows = {row["Metric"]: row for row in csv.DictReader(io.StringIO(records))}
     ours = _result(sweep, 1).metrics.ttft_ms
     assert float(rows["Time to First Token (ms)"]["p99"]) == pytest.approx(ours.p99, abs=0.005)
     assert rows["Inter Chunk Latency (ms)"]["p1"] == ""
     values = {row["Metric"]: row["Value"] for row in csv.DictReader(io.StringIO(totals))}
     assert float(values["Request Count (requests)"]) == 24
+    assert dict(csv.reader(io.StringIO(whose)))["spec_hash"] == _result(sweep, 1).hashes.spec
 
 
 def test_a_trials_own_folder_can_be_exported(sweep: SweepFolder) -> None:

@@ -10,7 +10,6 @@ from made_sweep import SIZES, build
 
 from orchestrator.folder import SweepFolder
 from orchestrator.frames import (
-    MAX_BINS,
     bin_ledger,
     deciding_rows,
     ledger_frame,
@@ -85,7 +84,7 @@ def test_bins_are_time_means_and_keep_the_integral() -> None:
 
 
 def test_few_rows_keep_their_own_edges() -> None:
-    binned = bin_ledger(_ledger([0, 10, 100], [10, 90, 900], [400, 0, 100]), _effective())
+    binned = bin_ledger(_ledger([0, 10, 100], [10, 90, 900], [400, 0, 100]), _effective(), 240)
     assert binned is not None
     assert binned.edges_s.tolist() == [0.0, 1e-8, 1e-7, 1e-6]
     assert binned.accounts["payload"].tolist() == [400, 0, 100]
@@ -95,32 +94,30 @@ def test_accounts_of_every_bin_add_up_to_the_pool() -> None:
     rng = np.random.default_rng(3)
     lengths = rng.integers(1, 50, 5000)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    binned = bin_ledger(
-        _ledger(list(starts), list(lengths), list(rng.integers(0, 400, 5000))), _effective(), 10_000
-    )
+    binned = bin_ledger(_ledger(list(starts), list(lengths), list(rng.integers(0, 400, 5000))), _effective(), 600)
     assert binned is not None
-    assert len(binned.edges_s) - 1 == MAX_BINS
-    assert sum(binned.accounts[a] for a in ACCOUNTS) == pytest.approx(np.full(MAX_BINS, 430.0))
+    assert len(binned.edges_s) - 1 == 600
+    assert sum(binned.accounts[a] for a in ACCOUNTS) == pytest.approx(np.full(600, 430.0))
 
 
 def test_tokens_and_slots_leave_the_remainder_out() -> None:
     frame = _ledger([0], [10], [200])
     frame["tail_slack"], frame["free"] = 40, 160
-    binned = bin_ledger(frame, _effective())
+    binned = bin_ledger(frame, _effective(), 240)
     assert binned is not None
     assert (binned.live_tokens[0], binned.allocated_slots[0], binned.pool_slots) == (20.0, 24.0, 40)
 
 
 def test_idle_spans_are_no_steps() -> None:
-    binned = bin_ledger(_ledger([0, 5_000_000], [5_000_000, 9_000_000_000], [0, 0], [0, 1]), _effective())
+    binned = bin_ledger(_ledger([0, 5_000_000], [5_000_000, 9_000_000_000], [0, 0], [0, 1]), _effective(), 240)
     assert binned is not None
     assert binned.step_ms_max[0] == 5.0
     assert np.isnan(binned.step_ms_max[1])
 
 
 def test_a_replay_in_which_no_time_passed_has_no_bins() -> None:
-    assert bin_ledger(_ledger([0], [0], [0]), _effective()) is None
-    assert bin_ledger(_ledger([], [], []), _effective()) is None
+    assert bin_ledger(_ledger([0], [0], [0]), _effective(), 240) is None
+    assert bin_ledger(_ledger([], [], []), _effective(), 240) is None
 
 
 def test_an_absent_or_broken_file_is_refused_by_name(tmp_path: Path) -> None:

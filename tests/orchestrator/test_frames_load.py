@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from made_sweep import WINNER, build
+from made_sweep import WINNER, build, measure_again
 
 import orchestrator
 from orchestrator.frames_load import SweepFrames, with_times
@@ -25,6 +25,22 @@ def test_trials_carry_the_candidate_and_whether_it_is_chosen(sweep: SweepFrames)
     assert chosen["trial"].tolist() == [2, 5]
     assert sweep.outcome is not None
     assert sweep.trials["trial"].is_unique
+
+
+def test_a_trial_beside_the_search_has_its_candidates_label_and_a_role(tmp_path: Path) -> None:
+    folder = build(tmp_path / "sweep")
+    measure_again(folder, 7, 2, "confirm")
+    measure_again(folder, 8, 6, "survival")
+    sweep = orchestrator.load(folder.path)
+    found = sweep.trials.set_index("trial").loc[[2, 7, 8], ["candidate", "role"]].to_numpy().tolist()
+    label = f"block {WINNER}"
+    assert found == [[label, ""], [label, "confirm"], ["contiguous", "survival"]]
+    for frame in (sweep.replays, sweep.requests, sweep.ledger):
+        assert dict(zip(frame["trial"], frame["role"], strict=True))[8] == "survival"
+        assert set(frame.loc[frame["trial"] < 7, "role"]) == {""}
+    folder.knee_json.unlink()
+    running = orchestrator.load(folder.path).trials.set_index("trial")["candidate"]
+    assert running.loc[[2, 7, 8]].tolist() == ["block_size=64", "block_size=64", "contiguous"]
 
 
 def test_one_row_a_replay_and_one_of_each_trial_decides(sweep: SweepFrames) -> None:

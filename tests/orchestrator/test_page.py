@@ -272,6 +272,8 @@ def test_trials_that_prove_are_no_part_of_the_search(sweep: SweepFolder) -> None
     shutil.copytree(sweep.trial(0), sweep.trial(9))
     params = {"policy.block_size": 128}
     sweep.save_card(card.model_copy(update={"number": 9, "role": "confirm", "of": 0, "params": params}))
-    page = _Page(write_report(sweep.path).read_text(encoding="utf-8"))
+    html = write_report(sweep.path).read_text(encoding="utf-8")
+    page = _Page(html)
     assert page.sections["knee"] == before
-    assert "trial 9: confirm of trial 0" in page.sections["compare"]
+    assert "trial 9: block_size=4, confirm of trial 0" in page.sections["compare"]
+    assert '<th scope="row">9</th><td>block_size=4</td><td>confirm</td>' in html
