@@ -19,7 +19,7 @@ from search_spaces.candidates import Measured
 from search_spaces.knee import Decision, Rules, decide
 from search_spaces.objective import Score, brief, raced_out, score
 from search_spaces.outcome import Outcome
-from search_spaces.proofs import Again, proofs_of
+from search_spaces.proofs import Again
 from search_spaces.verdicts import describe
 from trials.result import TrialResult
 from trials.slo import Slo, parse_slo
@@ -72,7 +72,7 @@ def _decided(records: Sequence[TrialRecord], sweep: Sweep) -> tuple[Decision, li
     again = [_again(r, judged(r, sweep, slo), sweep) for r in done if r.card.role in ("confirm", "survival")]
     searched = [r for r in done if r.card.role in OF_THE_SEARCH]
     measured, leaks = isolated(searched_in(searched, sweep), searched, sweep)
-    return decide(measured, sweep.space, rules_of(sweep), proofs_of(again)), leaks
+    return decide(measured, sweep.space, rules_of(sweep), again), leaks
 
 
 def searched_in(records: Sequence[TrialRecord], sweep: Sweep) -> list[Measured]:
@@ -99,7 +99,8 @@ def outcome_of(records: Sequence[TrialRecord], sweep: Sweep) -> Outcome:
 
 def _again(record: TrialRecord, judged: Score, sweep: Sweep) -> Again:
     policy = sweep.space.policy_of(record.spec)
-    return Again(record.number, record.repeat, policy, judged, record.card.role == "survival")
+    survival, slot = record.card.role == "survival", record.slot if sweep.timed else ""
+    return Again(record.number, record.repeat, policy, judged, survival, slot)
 
 
 def _measured(record: TrialRecord, judged: Score, sweep: Sweep) -> Measured:

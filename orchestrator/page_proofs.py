@@ -51,10 +51,11 @@ def _survival(outcome: Outcome) -> str:
 
 
 def _slots(outcome: Outcome) -> str:
-    """Controls that ran on every slot tell slots apart; candidates are compared within a slot first."""
+    """What controls that ran on every slot say of the slots; every value of the outcome is divided by it."""
     if not outcome.slot_effects:
         return ""
-    rows: list[list[Value]] = [[slot, f"{effect:+.2%}"] for slot, effect in sorted(outcome.slot_effects.items())]
+    effects = sorted(outcome.slot_effects.items())
+    rows: list[list[Value]] = [[slot, f"{effect - 1:+.2%}"] for slot, effect in effects]
     return table("What each slot gives over the mean, by its controls", ["slot", "effect"], rows)
 
 

@@ -1,7 +1,5 @@
 """Trials after the search in the words of knee.json: held-out windows, survival, what they say of the winner."""
 
-from statistics import fmean
-
 from search_spaces.candidates import Candidate
 from search_spaces.knee import Decision, Rules
 from search_spaces.outcome import Confirmed, Survival
@@ -12,7 +10,7 @@ def doubts_again(winner: Candidate, decision: Decision, rules: Rules) -> list[st
     """Why the winner has to be looked at: it fails or loses on held-out windows, or does not survive."""
     proofs, default, fixed = decision.proofs, decision.default, decision.best_fixed_block
     found = [proofs.why_not_survived(winner.policy), proofs.fails(winner.policy)]
-    if default is not None:
+    if default is not None and default.feasible:
         found.append(proofs.loses(winner.policy, default.policy, 0.0, "the default"))
     if fixed is not None and fixed is not default:
         found.append(proofs.loses(winner.policy, fixed.policy, rules.min_gain, "the best fixed block"))
@@ -36,14 +34,12 @@ def _confirmed(c: Candidate, parts: tuple[str, ...], decision: Decision, space: 
     assert decision.choice is not None
     proofs, winner = decision.proofs, decision.choice.winner
     trials = [again for _, again in sorted(proofs.confirmed[c.policy].items())]
-    own, best = proofs.values(c.policy), proofs.values(winner.policy)
-    base = fmean(best.values()) if best else 0.0
     return Confirmed(
         label=space.label(c.policy), parts=parts, trials=tuple(t.number for t in trials),
         values=tuple(t.score.value for t in trials), feasible=all(t.score.feasible for t in trials),
         why_not=proofs.fails(c.policy) or "",
         behind_winner=None if c is winner else proofs.interval(winner.policy, c.policy, rules.seed),
-        share_of_winner=fmean(own.values()) / base if own and base else None,
+        share_of_winner=proofs.share(c.policy, winner.policy),
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ A race leaves bounds where it did not ask for more: a candidate whose value is k
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 
 from search_spaces.objective import Score, missed_words
@@ -36,11 +36,6 @@ class Candidate:
     controls: tuple[str, ...]
     in_space: bool
     is_default: bool
-    on_slots: dict[tuple[int, str], float] = field(default_factory=dict)  # (window, slot) -> value, where measured
-
-    def slots_at(self, repeat: int) -> set[str]:
-        """Slots that it was measured on, on this window."""
-        return {slot for r, slot in self.on_slots if r == repeat}
 
     @property
     def values(self) -> dict[int, float]:
@@ -113,11 +108,7 @@ def group(measured: Sequence[Measured], space: Space) -> tuple[Candidate, ...]:
         for trial in sorted(ran, key=_worth):
             by_repeat.setdefault(trial.repeat, trial)
         names = tuple(dict.fromkeys(t.control for t in trials if t.control))
-        default, on_slots = policy == space.default, {}
-        for trial in reversed(ran):
-            if trial.slot and trial.score.value is not None:
-                on_slots[trial.repeat, trial.slot] = trial.score.value
-        found.append(Candidate(policy, by_repeat, names, space.contains(policy), default, on_slots))
+        found.append(Candidate(policy, by_repeat, names, space.contains(policy), policy == space.default))
     return tuple(sorted(found, key=lambda c: (not c.in_space, space.position(c.policy) or ())))
 
 

@@ -13,8 +13,8 @@ from search_spaces.candidates import Candidate, common_load, group, waste
 from search_spaces.candidates import Measured as Measured
 from search_spaces.noise import paired_interval
 from search_spaces.outcome import Interval, Kind
-from search_spaces.proofs import Proofs
-from search_spaces.slots import Effects, adjusted, paired, slot_effects
+from search_spaces.proofs import Again, Proofs, proofs_of
+from search_spaces.slots import Effects, levelled, slot_effects
 from search_spaces.space import Space
 
 
@@ -70,17 +70,21 @@ class Decision:
         return fixed[max(range(len(fixed)), key=lambda k: level[k])] if fixed else None
 
 
-def decide(measured: Sequence[Measured], space: Space, rules: Rules, proofs: Proofs = Proofs()) -> Decision:
-    """`proofs`: one that did not survive its bursts is not chosen while another can be."""
-    candidates = group(measured, space)
+def decide(measured: Sequence[Measured], space: Space, rules: Rules, again: Sequence[Again] = ()) -> Decision:
+    """`again`: trials after the search; who did not survive its bursts is not chosen while another can be.
+
+    Values are those of a slot that gives the mean, from here on.
+    """
+    slots = slot_effects(measured)
+    candidates, proofs = group(levelled(measured, slots), space), proofs_of(levelled(again, slots))
     able = [c for c in candidates if c.in_space and c.feasible]
     if not able:
-        return Decision("infeasible", candidates, None, (None,) * len(candidates), None, True)
+        nobody = (None,) * len(candidates)
+        return Decision("infeasible", candidates, None, nobody, None, True, proofs, slots)
     feasible = [c for c in able if c.policy not in proofs.barred] or able
-    slots = slot_effects(candidates)
-    choice = _choose(feasible, rules, slots)
+    choice = _choose(feasible, rules)
     behind = tuple(
-        None if c is choice.best or not c.feasible else paired_interval(*paired(choice.best, c, slots), rules.seed)
+        None if c is choice.best or not c.feasible else paired_interval(choice.best.values, c.values, rules.seed)
         for c in candidates
     )
     effect = _smallest_effect(candidates, behind, choice, rules)
@@ -89,10 +93,10 @@ def decide(measured: Sequence[Measured], space: Space, rules: Rules, proofs: Pro
     return _placed(decision, space)
 
 
-def _choose(feasible: Sequence[Candidate], rules: Rules, slots: Effects) -> Choice:
-    level = _levels([adjusted(c, slots) for c in feasible])
+def _choose(feasible: Sequence[Candidate], rules: Rules) -> Choice:
+    level = _levels([c.values for c in feasible])
     best = feasible[max(range(len(feasible)), key=lambda k: level[k])]
-    tied = tuple(c for c in feasible if c is best or _ties(*paired(best, c, slots), rules))
+    tied = tuple(c for c in feasible if c is best or _ties(best.values, c.values, rules))
     default = next((c for c in tied if c.is_default), None)
     return Choice(best, tied, default or _least_waste(tied, best))
 

@@ -80,6 +80,13 @@ def paired_interval(best: Mapping[int, float], other: Mapping[int, float], seed:
     return Interval(mean=float(differences.mean()), low=float(low), high=float(high))
 
 
+def paired_gain(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+    """Share of `other` by which `one` is ahead on the windows that both have; None: nothing to compare."""
+    shared = sorted(set(one) & set(other))
+    base = sum(other[r] for r in shared)
+    return sum(one[r] for r in shared) / base - 1 if base else None
+
+
 def _resamples(n: int, seed: int) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":
     """[resamples, n] indices with replacement."""
     if n <= _ENUMERATE_UP_TO:

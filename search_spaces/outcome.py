@@ -122,9 +122,8 @@ class Outcome(_Model):
     tied: tuple[str, ...] = ()
     binding: str = ""
     planned_effect: float | None = None  # share that was expected to be visible, before anything ran
-    slot_effects: dict[str, float] = Field(
-        default_factory=dict
-    )  # slot -> what it gives over the mean, by its controls
+    # Slot -> what it gives over the mean, by its controls. Every value here is what was measured, divided by it.
+    slot_effects: dict[str, float] = Field(default_factory=dict)
     smallest_effect: float | None = None  # share of the default's value that this sweep could have seen
     nearest_miss: NearestMiss | None = None
     min_gain: float

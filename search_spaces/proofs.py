@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from search_spaces.noise import paired_interval
+from search_spaces.noise import paired_gain, paired_interval
 from search_spaces.objective import Score, shown
 from search_spaces.outcome import Interval
 from trials.spec import PoolPolicy
@@ -21,6 +21,7 @@ class Again:
     policy: PoolPolicy
     score: Score
     survival: bool = False
+    slot: str = ""  # of the executor, where its time was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +57,23 @@ class Proofs:
 
     def loses(self, policy: PoolPolicy, other: PoolPolicy, by: float, name: str) -> str | None:
         """Whether another one is ahead of it on the held-out windows by more than this share of its value."""
-        own, ahead = self.values(policy), self.behind(other, policy)
-        if policy == other or ahead is None or self.fails(other):
+        own, theirs = self.values(policy), self.values(other)
+        shared = own.keys() & theirs.keys()
+        if policy == other or not shared or self.fails(other):
             return None
-        mean = fmean(own.values())
-        if ahead <= by * abs(mean):
+        mean, ahead = (fmean(values[r] for r in shared) for values in (own, theirs))
+        if ahead - mean <= by * abs(mean):
             return None
-        return f"loses on held-out windows: {shown(mean)} against {shown(mean + ahead)} of {name}"
+        return f"loses on held-out windows: {shown(mean)} against {shown(ahead)} of {name}"
 
     def values(self, policy: PoolPolicy) -> dict[int, float]:
         found = self.confirmed.get(policy, {})
         return {r: a.score.value for r, a in found.items() if a.score.value is not None}
 
-    def behind(self, policy: PoolPolicy, other: PoolPolicy) -> float | None:
-        """Mean of policy - other over the held-out windows of both; None where they share none."""
-        mine, theirs = self.values(policy), self.values(other)
-        shared = mine.keys() & theirs.keys()
-        return fmean(mine[r] - theirs[r] for r in shared) if shared else None
+    def share(self, policy: PoolPolicy, other: PoolPolicy) -> float | None:
+        """What the first gives over the second on the held-out windows of both; None where they share none."""
+        gain = paired_gain(self.values(policy), self.values(other))
+        return None if gain is None else 1 + gain
 
     def interval(self, policy: PoolPolicy, other: PoolPolicy, seed: int) -> Interval | None:
         """policy - other over the held-out windows."""

@@ -1,45 +1,57 @@
-"""Slots that are not alike: what a control is on one against another, and differences taken within a slot first.
+"""Slots that are not alike: what a control is on one against another, and values as on a slot that gives the mean.
 
-A hot or slow device outweighs a block size. Controls run on every slot, so each slot's ratio to their mean is
-known; two candidates are compared on a slot that both were on, and only where there is none are their values
-divided by those ratios.
+A hot or slow device outweighs a block size. Controls run on every slot, so what each slot gives is known; whatever
+was measured there is divided by it once, before anything is compared, and nobody behind this sees a raw value.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, median
+from typing import TypeVar
 
-from search_spaces.candidates import Candidate
+from search_spaces.candidates import Measured
+from search_spaces.objective import Score
+from search_spaces.proofs import Again
+from trials.spec import PoolPolicy
 
 Effects = Mapping[str, float]  # slot -> what it gives, over the mean of all slots
+_OnSlot = TypeVar("_OnSlot", Measured, Again)
+_ROUNDS = 32  # until what candidates are and what slots give no longer move one another
 
 
-def slot_effects(candidates: Sequence[Candidate]) -> dict[str, float]:
-    """From candidates that were measured on more than one slot on one window; empty where none was."""
-    ratios: dict[str, list[float]] = {}
-    for candidate in candidates:
-        for repeat in {r for r, _ in candidate.on_slots}:
-            seen = {slot: value for (r, slot), value in candidate.on_slots.items() if r == repeat}
-            mean = fmean(seen.values())
-            if len(seen) > 1 and mean > 0:
-                for slot, value in seen.items():
-                    ratios.setdefault(slot, []).append(value / mean)
-    return {slot: median(found) for slot, found in sorted(ratios.items()) if median(found) > 0}
+def slot_effects(measured: Sequence[Measured]) -> dict[str, float]:
+    """From candidates that were measured on more than one slot on one window; empty where none was.
+
+    A candidate that was on some of the slots alone is held against what those give, not against the mean of all.
+    """
+    seen: dict[tuple[PoolPolicy, int], dict[str, float]] = {}
+    for trial in sorted(measured, key=lambda m: m.number):
+        if trial.slot and trial.score.value is not None:
+            seen.setdefault((trial.policy, trial.repeat), {}).setdefault(trial.slot, trial.score.value)
+    same = [values for values in seen.values() if len(values) > 1 and min(values.values()) > 0]
+    effects = dict.fromkeys(sorted({slot for values in same for slot in values}), 1.0)
+    for _ in range(_ROUNDS if effects else 0):
+        level = [fmean(value / effects[slot] for slot, value in values.items()) for values in same]
+        gives = {
+            slot: median(values[slot] / mean for values, mean in zip(same, level, strict=True) if slot in values)
+            for slot in effects
+        }
+        effects = {slot: share / fmean(gives.values()) for slot, share in gives.items()}
+    return effects
 
 
-def adjusted(candidate: Candidate, effects: Effects) -> dict[int, float]:
-    """Values by window, each as it would be on a slot that gives the mean."""
-    return {r: v / effects.get(candidate.trials[r].slot, 1.0) for r, v in candidate.values.items()}
+def levelled(trials: Sequence[_OnSlot], effects: Effects) -> list[_OnSlot]:
+    """The same trials, each as it would be on a slot that gives the mean; where a slot is not known, as it is."""
+    return [replace(t, score=_over(t.score, effects[t.slot])) if t.slot in effects else t for t in trials]
 
 
-def paired(one: Candidate, other: Candidate, effects: Effects) -> tuple[dict[int, float], dict[int, float]]:
-    """Both by window, to be compared: on a slot that both were on, else adjusted."""
-    first, second = adjusted(one, effects), adjusted(other, effects)
-    for repeat in first.keys() & second.keys():
-        shared = one.slots_at(repeat) & other.slots_at(repeat)
-        if shared:
-            first[repeat] = fmean(one.on_slots[repeat, slot] for slot in shared)
-            second[repeat] = fmean(other.on_slots[repeat, slot] for slot in shared)
-    return first, second
+def _over(score: Score, effect: float) -> Score:
+    return replace(
+        score,
+        value=None if score.value is None else score.value / effect,
+        less_than=None if score.less_than is None else score.less_than / effect,
+        phases=tuple(replace(phase, value=phase.value / effect) for phase in score.phases),
+    )
 
 
 def effect_words(effects: Effects, min_gain: float) -> str | None:
@@ -47,4 +59,7 @@ def effect_words(effects: Effects, min_gain: float) -> str | None:
     if not effects or max(effects.values()) / min(effects.values()) - 1 <= min_gain:
         return None
     each = ", ".join(f"{slot} {share - 1:+.1%}" for slot, share in effects.items())
-    return f"slots differ by more than min_gain, by their controls: {each}; candidates are compared within a slot"
+    return (
+        f"slots differ by more than min_gain, by their controls: {each}; every value is given as on a slot that "
+        "gives the mean"
+    )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from search_spaces.again import confirmed, doubts_again, survivals
 from search_spaces.candidates import Candidate, common_load, excess, waste
 from search_spaces.knee import Decision, Rules
-from search_spaces.noise import ASSUMED_SPREAD, COVERAGE, visible_effect
+from search_spaces.noise import ASSUMED_SPREAD, COVERAGE, paired_gain, visible_effect
 from search_spaces.objective import shown
 from search_spaces.outcome import (
     CandidateOutcome,
@@ -121,13 +121,22 @@ def _nearest_miss(candidates: Sequence[Candidate], space: Space) -> NearestMiss 
     missed = [c for c in candidates if c.in_space and c.binding is not None]
     if not missed:
         return None
-    # One that missed nothing but is ineligible is no near miss of the SLO: those come last.
-    nearest = min(missed, key=lambda c: (excess(_bound(c)) <= 0, excess(_bound(c))))
+    # What may not win whatever its SLO (void, ineligible) is no near miss of it: those come last.
+    nearest = min(missed, key=lambda c: (excess(_bound(c)) <= 0, _has_grounds(c), excess(_bound(c))))
     worst = _bound(nearest)
     return NearestMiss(
-        label=label(nearest, space), trial=_numbers(nearest)[0], clause=worst.text,
+        label=label(nearest, space), trial=_trial_with(nearest, worst), clause=worst.text,
         observed=worst.observed, limit=worst.limit, over=worst.over,
     )  # fmt: skip
+
+
+def _has_grounds(candidate: Candidate) -> bool:
+    return any(t.score.grounds for t in candidate.trials.values())
+
+
+def _trial_with(candidate: Candidate, seen: ClauseSeen) -> int:
+    """The one on whose window it was seen."""
+    return next(t.number for _, t in sorted(candidate.trials.items()) if seen in t.score.clauses)
 
 
 def _bound(candidate: Candidate) -> ClauseSeen:
@@ -150,7 +159,8 @@ def _sentence(decision: Decision, space: Space, rules: Rules, miss: NearestMiss 
     if decision.kind == "flat":
         effect = f"{decision.smallest_effect or rules.min_gain:.1%}"
         keep = "keep the default" if winner.is_default else "the default is not among them, take the least waste"
-        return f"flat within noise: {keep}, {name} ({value}); effects under {effect} could not be seen{ties}{bound}"
+        seen = f"effects under {effect} could not be seen{f'; {missing}' if missing else ''}"
+        return f"flat within noise: {keep}, {name} ({value}); {seen}{ties}{bound}"
     if decision.kind == "knee":
         return f"knee at {name}: {value}; {beyond} measured and worse{ties}{bound}"
     if decision.kind == "edge":
@@ -205,17 +215,14 @@ def _judge(c: Candidate, behind: Interval | None, decision: Decision, rules: Rul
     if (killed := decision.proofs.why_not_survived(c.policy)) is not None:
         return "inspect", killed
     if _tied(c, decision):
-        return "inspect", "not told apart from the winner" + (
-            "" if choice is None else _by(c, choice.winner, rules)
-        )
-    best = choice.best.value if choice else None
+        return "inspect", "not told apart from the winner" + ("" if choice is None else _by(c, choice.winner))
+    share = None if choice is None else paired_gain(c.values, choice.best.values)
     if not c.in_space:
-        words = "" if best is None or c.value is None else f", {_ahead(c.value, best)}"
-        beats = best is not None and c.value is not None and c.value > best
+        words = "" if choice is None else f", {_ahead(share)}"
+        beats = share is not None and share > 0
         return ("inspect" if beats else "reject"), f"a control outside the space{words}"
-    assert best is not None
     bounds = f", interval {shown(behind.low)} .. {shown(behind.high)}" if behind else ""
-    return "reject", f"{_ahead(c.value or 0.0, best)}{bounds}"
+    return "reject", f"{_ahead(share)}{bounds}"
 
 
 def _judge_winner(c: Candidate, decision: Decision, rules: Rules) -> tuple[Verdict, str]:
@@ -224,6 +231,8 @@ def _judge_winner(c: Candidate, decision: Decision, rules: Rules) -> tuple[Verdi
         doubts.append("another phase would choose otherwise")
     if decision.kind == "open":
         doubts.append("what lies beyond it was not measured")
+    if len(c.trials) < rules.num_repeats:
+        doubts.append(f"measured on {len(c.trials)} of {rules.num_repeats} windows")
     if rules.num_repeats < 2 and any(t.evidence == "measured" for t in c.trials.values()):
         doubts.append("measured once: its noise is unknown")
     if doubts:
@@ -238,16 +247,14 @@ def _judge_winner(c: Candidate, decision: Decision, rules: Rules) -> tuple[Verdi
     )
 
 
-def _by(c: Candidate, winner: Candidate, rules: Rules) -> str:
-    if c.value is None or not winner.value:
-        return ""
-    return f" ({(c.value - winner.value) / winner.value:+.1%})"
+def _by(c: Candidate, winner: Candidate) -> str:
+    share = paired_gain(c.values, winner.values)
+    return "" if share is None else f" ({share:+.1%})"
 
 
-def _ahead(value: float, best: float) -> str:
-    if best == 0:
+def _ahead(share: float | None) -> str:
+    if share is None:
         return "nothing to compare with"
-    share = (value - best) / best
     if abs(share) < 0.0005:
         return "level with the best"
     return f"{-share:.1%} behind the best" if share <= 0 else f"{share:.1%} ahead of the best of the space"

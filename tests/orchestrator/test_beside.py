@@ -220,6 +220,29 @@ def test_where_slots_are_timed_every_control_runs_on_every_slot_that_was_measure
     assert outcome_of(ran.records, sweep).slot_effects.keys() == {"fake-0", "fake-1", "fake-2"}
 
 
+def test_a_winner_is_shipped_whatever_slots_it_and_its_rivals_were_measured_on(tmp_path):
+    """What went wrong: on held-out windows values were read as they were measured, a slot's gift included."""
+    gives = {"fake-0": 0.7, "fake-1": 1.3}
+
+    def answer(job):
+        size, slot = job.spec.policy.block_size, job.slot or f"fake-{job.number % 2}"
+        return make_result({8: 100.0, 16: 90.0}.get(size, 50.0) * gives[slot], block_size=size)
+
+    sweep = make_sweep(tmp_path, *SLOTS, "held_out=2")
+    ran = drive(tmp_path / "out", sweep, num_slots=2, answer=answer)
+    again = {(r.spec.policy.block_size, r.slot) for r in roles(ran, "confirm")}
+    assert again >= {(8, "fake-0"), (16, "fake-1")}, "made up so that the winner stands on the slow slot"
+    found = outcome_of(ran.records, sweep)
+    assert found.slot_effects == {name: pytest.approx(share) for name, share in gives.items()}
+    verdict = next(v for v in found.verdicts if v.option == "block_size=8")
+    assert (found.winner, verdict.verdict, verdict.reason) == (
+        "block_size=8", "ship", "most qualified tokens among the feasible",
+    )  # fmt: skip
+    assert {c.label: pytest.approx(c.share_of_winner) for c in found.confirmed} == {
+        "block_size=8": 1.0, "block_size=16": 0.9,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("sets", [["engine={name: simulator, step_time: 'roofline:h100-sxm'}"], ["controls=[]"]])
 def test_a_modelled_engine_needs_one_slot_and_no_control_nothing(tmp_path, sets):
     ran = drive(tmp_path / "out", make_sweep(tmp_path, *SLOTS, *sets), num_slots=3)

@@ -227,7 +227,7 @@ def test_what_was_tried_again_is_shown_with_its_interval(sweep: SweepFolder) -> 
                       behind_winner=behind, share_of_winner=0.96)  # fmt: skip
     survival = (Survival(label="block 64", trial=4, survived=False, reason="the bound was passed"),)
     page = _with(
-        sweep, confirmed=(again, other), survival=survival, slot_effects={"gpu 1": -0.031}, planned_effect=0.04
+        sweep, confirmed=(again, other), survival=survival, slot_effects={"gpu 1": 0.969}, planned_effect=0.04
     )
     assert "Held out: 100 on 2 windows that the search never saw (90 to 110)." in page.sections["answer"]
     proofs = page.sections["proofs"]
