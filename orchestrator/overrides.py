@@ -4,11 +4,11 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
+from trials.documents import parse_value
 from trials.slo import slo_from_goodput
-from trials.units import SpecError, nearest
+from trials.units import SpecError, nearest, shown
 
 
 def apply_sets(data: dict[str, Any], sets: Sequence[str], model: type[BaseModel]) -> dict[str, Any]:
@@ -18,18 +18,11 @@ def apply_sets(data: dict[str, Any], sets: Sequence[str], model: type[BaseModel]
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            raise SpecError(f"--set {text!r} cannot be read; write it like --set policy.block_size=32")
+            raise SpecError(f"--set {shown(text)} cannot be read; write it like --set policy.block_size=32")
         if keys[0] not in model.model_fields:
             raise SpecError(f"--set {path}: unknown key {keys[0]!r}; {nearest(keys[0], model.model_fields)}")
-        _put(out, keys, _yaml(text, value), text)
+        _put(out, keys, parse_value(value, f"--set {shown(text)}"), text)
     return out
-
-
-def _yaml(text: str, value: str) -> Any:
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise SpecError(f"--set {text!r}: the value is not valid YAML: {error}") from None
 
 
 def _put(data: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
@@ -41,7 +34,9 @@ def _put(data: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
             inner = at[key] = {}
         if not isinstance(inner, dict):
             here = ".".join(keys[: depth + 1])
-            raise SpecError(f"--set {text!r}: {here} is {inner!r}, which has no keys; set {here} as a whole")
+            raise SpecError(
+                f"--set {shown(text)}: {here} is {shown(inner)}, which has no keys; set {here} as a whole"
+            )
         at = inner
     at[keys[-1]] = value
 

@@ -1,5 +1,6 @@
 """YAML documents as people write them: read strictly, validated against a model, and complained about in words."""
 
+import re
 import typing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ _WORDS = {
     "union_tag_not_found": "the key {discriminator} is needed",
     "union_tag_invalid": "{tag!r} does not exist; known: {expected_tags}",
 }  # fmt: skip
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # escapes can say them; UTF-8 and paths cannot
 _MOST_BYTES = 16 << 20
 _MOST_VALUES = 1_000_000  # after aliases are expanded: a short text can stand for billions
 
@@ -40,9 +42,11 @@ _Loader.yaml_implicit_resolvers = {
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML mapping from a file, or a SpecError that names the file and the line."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)  # a device says that it has no bytes, and never ends
+        if len(data) > _MOST_BYTES:
             raise SpecError(f"{path}: over {_MOST_BYTES} bytes, which is no specification")
-        text = path.read_text(encoding="utf-8")
+        text = data.decode("utf-8")
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -52,16 +56,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def parse_yaml(text: str, source: str) -> dict[str, Any]:
     """A YAML mapping from a text. A key that stands twice is refused: one of the two would be lost."""
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is not None:
-            _check_node(node, {}, source)
-        data = loader.construct_document(node) if node is not None else None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        if isinstance(error, SpecError):
-            raise
-        raise SpecError(f"{source}: not valid YAML: {str(error) or 'nested too deep'}") from None
+    data = parse_value(text, source)
     if not isinstance(data, dict):
         raise SpecError(
             f"{source}: a mapping of keys is needed, found {'nothing' if data is None else shown(data)}"
@@ -72,8 +67,26 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
     return data
 
 
+def parse_value(text: str, source: str) -> Any:
+    """Any YAML value from a text, read as strictly."""
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_node(node, {}, source)
+        return loader.construct_document(node)
+    except SpecError:
+        raise
+    except RecursionError:
+        raise SpecError(f"{source}: not valid YAML: nested too deep") from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
+        # The last two come from the loader where a tag is put on what it does not fit: `!!bool perhaps`.
+        raise SpecError(f"{source}: not valid YAML: {error}") from None
+
+
 def _check_node(node: yaml.Node, sizes: dict[int, int], source: str) -> int:
-    """Number of values below a node, aliases expanded; refuses loops, floods and keys that stand twice."""
+    """Number of values below a node, aliases expanded; refuses loops, floods and what would be lost."""
     if id(node) in sizes:
         if sizes[id(node)] < 0:
             raise SpecError(f"{source}: an alias contains itself{_place(node)}")
@@ -89,6 +102,8 @@ def _check_node(node: yaml.Node, sizes: dict[int, int], source: str) -> int:
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
+    elif _NO_TEXT.search(node.value):
+        raise SpecError(f"{source}: a text holds a character that no file and no name can{_place(node)}")
     sizes[id(node)] = 1 + sum(_check_node(child, sizes, source) for child in children)
     if sizes[id(node)] > _MOST_VALUES:
         raise SpecError(f"{source}: over {_MOST_VALUES} values after its aliases are expanded{_place(node)}")

@@ -57,6 +57,12 @@ def test_merges_and_aliases_work() -> None:
         ("a: \x00\n", "not valid YAML"),
         ("a: " + "[" * 5000, "not valid YAML"),
         ("? [1, 2]\n: 3\n", "not valid YAML|not a text"),
+        ("a: !!bool perhaps\n", "not valid YAML"),
+        ("a: !!int ''\n", "not valid YAML"),
+        ("a: !!timestamp noon\n", "not valid YAML"),
+        ("a: " + "1" * 5000, "not valid YAML"),
+        ('a: 1\nb: ["x\\0y"]\n', r"no file and no name can \(line 2\)"),
+        ('a: "\\ud800"\n', "no file and no name can"),
     ],
 )
 def test_what_is_no_mapping_is_refused(text: str, reason: str) -> None:
@@ -81,6 +87,11 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SpecError, match="binary: cannot be read as text"):
         read_yaml(tmp_path / "binary")
+
+
+def test_a_device_that_never_ends_is_refused() -> None:
+    with pytest.raises(SpecError, match="which is no specification"):
+        read_yaml(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(
