@@ -2,7 +2,7 @@
 
 from orchestrator.markup import Value, figures, folded, nothing, paragraph, table
 from orchestrator.plots_points import Cloud, Point, cloud_svg
-from orchestrator.screened import ScreenReport, ScreenRow, load_screen
+from orchestrator.screened import ScreenReport, ScreenRow, load_screen, whether_followed
 from orchestrator.shown import Sweep
 from orchestrator.shown_quantities import objective_of
 
@@ -37,7 +37,7 @@ def screened(sweep: Sweep) -> str:
 
 
 def _agreement(report: ScreenReport) -> str:
-    end = f" It was dropped: {report.dropped}." if report.dropped else " It was followed."
+    end = f" It was {whether_followed(report)}."
     if report.tau is None or report.regret is None:
         return f"{report.measured} candidates were measured: too few to say how well the screen orders them.{end}"
     return (

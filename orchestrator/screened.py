@@ -54,7 +54,8 @@ class ScreenReport(_Model):
     measured: int = 0
     tau: float | None = None
     regret: float | None = None
-    dropped: str = ""  # why it was not followed
+    dropped: str = ""  # why it was not followed, or from then on no more; written when it is dropped
+    misled: str = ""  # why it should not have been, by all that was measured; it may have been seen too late
 
 
 def question_of(sweep: Sweep) -> str:
@@ -78,6 +79,12 @@ def save_screen(folder: SweepFolder, report: ScreenReport) -> Path:
     """Written whole or not at all."""
     write_text(folder.path / _FILE, report.model_dump_json(indent=1) + "\n")
     return folder.path / _FILE
+
+
+def drop_screen(folder: SweepFolder, why: str) -> None:
+    """Write down that the folder's screen is not followed any more, so that all who read it say the same."""
+    if (report := load_screen(folder)) is not None:
+        save_screen(folder, report.model_copy(update={"dropped": why}))
 
 
 def with_screen(folder: SweepFolder, sweep: Sweep) -> Sweep:
@@ -135,11 +142,12 @@ def compared(folder: SweepFolder, sweep: Sweep, measured: Sequence[Measured]) ->
     checks = [key_of(row.params) for row in rows if row.role == "check"]
     said = {key_of(row.params): _screened(row.params, row.value, row.over) for row in rows}
     found = agreement(said, seen, checks, sweep.config.min_gain)
-    dropped = report.dropped or found.misled
-    save_screen(folder, report.model_copy(update={
-        "rows": rows, "measured": found.measured, "tau": found.tau, "regret": found.regret, "dropped": dropped,
-    }))  # fmt: skip
-    return _words(report, found, dropped)
+    latest = load_screen(folder) or report  # a driver that runs may have dropped it meanwhile
+    report = latest.model_copy(update={
+        "rows": rows, "measured": found.measured, "tau": found.tau, "regret": found.regret, "misled": found.misled,
+    })  # fmt: skip
+    save_screen(folder, report)
+    return _words(report, found)
 
 
 def measured_of(sweep: Sweep, measured: Sequence[Measured]) -> dict[Key, Screened]:
@@ -166,7 +174,14 @@ def _beside(row: ScreenRow, seen: Screened | None) -> ScreenRow:
     return row.model_copy(update={"measured": seen.value, "measured_over": over})
 
 
-def _words(report: ScreenReport, found: Agreement, dropped: str) -> str:
+def whether_followed(report: ScreenReport) -> str:
+    """`dropped: it ...`, `followed`, or followed until it was seen too late that it should not have been."""
+    if report.dropped:
+        return f"dropped: {report.dropped}"
+    return f"followed, though {report.misled}" if report.misled else "followed"
+
+
+def _words(report: ScreenReport, found: Agreement) -> str:
     if found.tau is None or found.regret is None:
         how = f"{found.measured} candidates measured: too few to compare"
     else:
@@ -174,5 +189,4 @@ def _words(report: ScreenReport, found: Agreement, dropped: str) -> str:
             f"Kendall's tau {found.tau:.2f} over {found.measured} measured candidates, its first choice "
             f"{found.regret:.1%} under the best of them"
         )
-    end = f"; dropped: {dropped}" if dropped else ""
-    return f"screen ({report.step_time}, {report.candidates} candidates): {how}{end}"
+    return f"screen ({report.step_time}, {report.candidates} candidates): {how}; {whether_followed(report)}"

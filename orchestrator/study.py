@@ -17,16 +17,17 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.config import Sweep
+from orchestrator.folder import SweepFolder
 from orchestrator.journal import held_by, open_study
 from orchestrator.points import Beside, Point
 from orchestrator.samplers import Past, propose
+from orchestrator.screened import drop_screen
 from search_spaces.neighbours import Key, key_of
-from search_spaces.objective import DIRECTIONS, Score, values_of
+from search_spaces.objective import DIRECTIONS, RACED_OUT, Score, values_of
 from search_spaces.screen import Screened
 from search_spaces.space import Value
 
 _CONTROL, _REPEAT, _INSTEAD = "kvknee.control", "kvknee.repeat", "kvknee.instead_of"
-_DROPPED = "kvknee.screen_dropped"
 _ROLE, _OF, _BEAT, _SLOT = "kvknee.role", "kvknee.of", "kvknee.beat", "kvknee.slot"  # measured again
 
 
@@ -54,6 +55,8 @@ class SweepStudy:
         self._handles: dict[int, optuna.Trial] = {}
         self._decoded: dict[int, tuple[Key, dict[str, Value]]] = {}  # by number: a trial's candidate stays
         self._came: dict[Key, tuple[int, Past]] = {}  # candidate -> its trials, all over, and what came of them
+        self._folder = SweepFolder(journal.parent)
+        self._dropped = "" if sweep.screen is None else sweep.screen.dropped  # why the screen is not followed
         self._left_running = [t.number for t in self._trials(TrialState.RUNNING)]
         self._enqueue_plan()
 
@@ -128,6 +131,8 @@ class SweepStudy:
         if repeat and len(searched) < self._limit:
             self._enqueue(Point(tuple(self._params(searched[-repeat]).items()), None, repeat))
             return True
+        if len(searched) >= (self._sweep.config.trials or 0):
+            return False  # nothing more may be asked, whatever the screen is worth
         note = self._drop_where_misled()
         if len(searched) >= self._limit:
             return False
@@ -142,12 +147,6 @@ class SweepStudy:
         return listed is not None or not whole
 
     @property
-    def _dropped(self) -> str:
-        """Why the screen is not followed any more; empty where it is, or there is none."""
-        screen = self._sweep.screen
-        return "" if screen is None else screen.dropped or str(self._study.user_attrs.get(_DROPPED, ""))
-
-    @property
     def _limit(self) -> int:
         """Searched trials at most: what a screen lists of a grid, and all that was asked for once it is dropped."""
         return self._sweep.config.trials or 0 if self._dropped else self._sweep.budget
@@ -157,10 +156,11 @@ class SweepStudy:
         screen = self._sweep.screen
         if screen is None or self._dropped:
             return ""
-        why = screen.misled(self._answered(), self._sweep.config.min_gain)
-        if why:
-            self._study.set_user_attr(_DROPPED, why)
-        return f"the screen is dropped: {why}" if why else ""
+        self._dropped = screen.against(self._answered(), self._sweep.config.min_gain).misled
+        if not self._dropped:
+            return ""
+        drop_screen(self._folder, self._dropped)
+        return f"the screen is dropped: {self._dropped}"
 
     def _listed(self, asked: set[Key]) -> dict[str, Value] | None:
         """The next candidate that the screen lists; of a grid whose screen is dropped, the next of all others."""
@@ -173,10 +173,10 @@ class SweepStudy:
         return next((params for params in left if key_of(params) not in asked), None)
 
     def _answered(self) -> dict[Key, Screened]:
-        """What was measured of each candidate, as a screen is held against it."""
+        """What was measured of each candidate, as a screen is held against it: what lost a race is only bounded."""
         return {
             key_of(p.params): Screened(p.params, p.values[0], max([0.0, *p.constraints.values()]))
-            for p in self._past() if p.values is not None
+            for p in self._past() if p.values is not None and RACED_OUT not in p.constraints
         }  # fmt: skip
 
     def _enqueue_proposal(self, number: int, note: str) -> None:

@@ -18,6 +18,7 @@ OBJECTIVES: dict[str, Callable[[Metrics], float]] = {
     "pareto": lambda m: m.qualified_output_throughput,  # against waste: no one number says which is best
 }
 DIRECTIONS = {"pareto": ("maximize", "minimize")}  # of objectives with more than one value
+RACED_OUT = "raced_out"  # the constraint that a bound misses which is all that is known of a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def values_of(score: Score, objective: str) -> tuple[float, ...] | None:
 
 def raced_out(less_than: float | None, why: str, run: bool = True) -> Score:
     """One that cannot win any more, whatever its value is: it is less than what it had to beat."""
-    return Score(None, (("raced_out", 1.0),), (), (why,), less_than=less_than, run=run)
+    return Score(None, ((RACED_OUT, 1.0),), (), (why,), less_than=less_than, run=run)
 
 
 def shown(value: float) -> str:

@@ -6,7 +6,9 @@ best, and a few that it calls unpromising as checks. Where what is measured cont
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right, insort
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -48,10 +50,10 @@ class Screen:
     said: Mapping[Key, Screened]
     dropped: str = ""
 
-    def misled(self, measured: Mapping[Key, Screened], min_gain: float) -> str:
-        """Why it is not to be followed any more, by what was measured so far; empty where it is."""
+    def against(self, measured: Mapping[Key, Screened], min_gain: float) -> "Agreement":
+        """How it stands to what was measured so far."""
         checks = [key_of(one.params) for one in self.listed if one.role == "check"]
-        return self.dropped or agreement(self.said, measured, checks, min_gain).misled
+        return agreement(self.said, measured, checks, min_gain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +146,23 @@ def _misled(found: Agreement, measured: Mapping[Key, Screened], checks: Sequence
     return ""
 
 
-def kendall(a: Sequence[object], b: Sequence[object]) -> float | None:
-    """Kendall's tau-b over pairs (Kendall 1945: ties corrected); None where one side is all ties."""
-    same = opposite = only_a = only_b = 0
-    for i in range(len(a)):
-        for j in range(i):
-            da, db = _sign(a[i], a[j]), _sign(b[i], b[j])
-            if da and db:
-                same, opposite = same + (da == db), opposite + (da != db)
-            only_a, only_b = only_a + (da != 0), only_b + (db != 0)
-    return (same - opposite) / math.sqrt(only_a * only_b) if only_a and only_b else None
+def kendall(a: Sequence[Any], b: Sequence[Any]) -> float | None:
+    """Kendall's tau-b over pairs (Kendall 1945: ties corrected); None where one side is all ties.
+
+    By sorting, not pair by pair (Knight 1966): in the order of `a`, pairs that `b` turns around are inversions.
+    """
+    turned, seen = 0, list[Any]()
+    for _, y in sorted(zip(a, b, strict=True)):
+        turned += len(seen) - bisect_right(seen, y)
+        insort(seen, y)
+    tied_a, tied_b, tied_both = _tied(a), _tied(b), _tied(zip(a, b, strict=True))
+    pairs = len(a) * (len(a) - 1) // 2
+    apart_a, apart_b = pairs - tied_a, pairs - tied_b
+    if not apart_a or not apart_b:
+        return None
+    return (pairs - tied_a - tied_b + tied_both - 2 * turned) / math.sqrt(apart_a * apart_b)
 
 
-def _sign(x: Any, y: Any) -> int:
-    return int(x > y) - int(x < y)
+def _tied(values: Iterable[Hashable]) -> int:
+    """Pairs of equals."""
+    return sum(n * (n - 1) // 2 for n in Counter(values).values())

@@ -8,9 +8,23 @@ from made_results import make_result
 
 from orchestrator.conclude import conclude
 from orchestrator.folder import SweepFolder
-from orchestrator.screened import ScreenReport, ScreenRow, compared, followed, load_screen, question_of, with_screen
+from orchestrator.page_screen import screened as panel
+from orchestrator.screened import (
+    ScreenReport,
+    ScreenRow,
+    compared,
+    followed,
+    load_screen,
+    question_of,
+    save_screen,
+    with_screen,
+)
 from orchestrator.screening import screen_first, shortened
+from orchestrator.shown import read_sweep
+from orchestrator.study import SweepStudy
+from orchestrator.sweep_file import sweep_yaml
 from search_spaces.neighbours import key_of
+from search_spaces.objective import Score, raced_out
 from trials.trace import load_trace
 from trials.units import SpecError
 
@@ -57,9 +71,28 @@ def backwards(job):
     return make_result(500.0 - policy.block_size, block_size=policy.block_size)
 
 
-def screened(tmp_path, *sets):
+def screened(tmp_path, *sets, folders=("out",)):
+    """The sweep with its screen, which stands in these folders."""
     sweep = make_sweep(tmp_path, *BASE, *sets)
-    return followed(sweep, report(sweep, value_of, LISTED, CHECKS))
+    made = report(sweep, value_of, LISTED, CHECKS)
+    for name in folders:
+        (tmp_path / name).mkdir()
+        save_screen(SweepFolder(tmp_path / name), made)
+    return followed(sweep, made)
+
+
+def first_backwards(job):
+    """The first six that are listed come in the screen's order turned around; all others come in its order."""
+    policy = job.spec.policy
+    if policy.queue == "fcfs" and at(policy.block_size) in LISTED[:6]:
+        return backwards(job)
+    return make_result(300.0 + 10 * policy.block_size, block_size=policy.block_size)
+
+
+def page_of(ran, sweep):
+    """The report's panel of the screen."""
+    ran.folder.sweep_yaml.write_text(sweep_yaml(sweep))
+    return panel(read_sweep(ran.folder))
 
 
 def searched(ran):
@@ -107,14 +140,58 @@ def test_a_search_leaves_a_list_that_is_wrong(tmp_path):
     assert any("the screen is dropped" in said for said in ran.viewer.said)
 
 
-@pytest.mark.parametrize("how", [answer, backwards])
-def test_a_screened_sweep_killed_anywhere_ends_with_the_same_trials(tmp_path, how):
+def test_a_screen_that_was_dropped_is_said_to_be_on_every_surface_whatever_was_measured_after_it(tmp_path):
+    """What went wrong: the end guessed anew, and by all that was measured the screen orders well again."""
     sweep = screened(tmp_path)
+    ran = drive(tmp_path / "out", sweep, answer=first_backwards)
+    (why,) = [said.partition("dropped: ")[2] for said in ran.viewer.said if "the screen is dropped" in said]
+    outcome = conclude(ran.folder, sweep).outcome
+    found = load_screen(ran.folder)
+    assert (found.dropped, found.misled) == (why, "")
+    assert found.tau > 0.2
+    assert any(note.endswith(f"dropped: {why}") for note in outcome.notes)
+    assert f"It was dropped: {why}.".replace("'", "&#x27;") in page_of(ran, sweep)
+    assert with_screen(ran.folder, sweep).screen.dropped == why
+
+
+def test_a_screen_that_was_followed_to_the_end_was_not_dropped_however_wrong_it_was(tmp_path):
+    """What went wrong: it was said to be dropped, and each of its list was measured, and nothing else."""
+    sweep = screened(tmp_path, "trials=6", "sampler=tpe")
+    ran = drive(tmp_path / "out", sweep, answer=backwards)
+    assert [r.params for r in searched(ran)] == LISTED[:6]
+    outcome = conclude(ran.folder, sweep).outcome
+    found = load_screen(ran.folder)
+    assert found.dropped == ""
+    assert "no better than chance" in found.misled
+    assert any(f"; followed, though {found.misled}" in note for note in outcome.notes)
+    assert f"It was followed, though {found.misled}.".replace("'", "&#x27;") in page_of(ran, sweep)
+
+
+def test_what_lost_a_race_says_nothing_of_a_screen(tmp_path):
+    """What went wrong: bounds were held against the screen as values, and rise with the leader in any order."""
+    race = "measure={ladder: {low: 1, high: 64, within: 0.1}}"
+    sweep = screened(tmp_path, "objective=capacity_load", race, "trials=7")
+    study = SweepStudy(tmp_path / "out" / "study.journal", sweep)
+    while (asked := study.ask()) is not None:
+        params = dict(asked.point.params)
+        whole = not params or params["block_size"] in (64, 128)
+        study.tell(asked.number, value(200.0) if whole else raced_out(10.0 + asked.number, "lost"))
+        assert "dropped" not in asked.note
+    assert [p["block_size"] for p in map(dict, study._answered())] == [64, 128]
+
+
+def value(of):
+    return Score(of, (), ())
+
+
+@pytest.mark.parametrize("how", [answer, backwards, first_backwards])
+def test_a_screened_sweep_killed_anywhere_ends_with_the_same_trials(tmp_path, how):
+    sweep = screened(tmp_path, folders=("whole", "broken"))
     whole = [(r.number, r.params, r.repeat) for r in drive(tmp_path / "whole", sweep, answer=how).records]
-    after = 0
-    while not drive_and_die(tmp_path / "broken", sweep, after, answer=how):
+    after, broken = 0, SweepFolder(tmp_path / "broken")
+    while not drive_and_die(broken.path, with_screen(broken, sweep), after, answer=how):
         after += 7
-    records = SweepFolder(tmp_path / "broken").load_trials()
+    records = broken.load_trials()
     assert [(r.number, r.params, r.repeat) for r in records] == whole
 
 
@@ -132,7 +209,6 @@ def test_the_screen_of_a_folder_is_followed_again_and_that_of_another_question_i
 def test_what_was_measured_stands_beside_what_was_screened(tmp_path):
     sweep = screened(tmp_path)
     ran = drive(tmp_path / "out", sweep, answer=answer)
-    (tmp_path / "out" / "screen.json").write_text(report(sweep, value_of, LISTED, CHECKS).model_dump_json())
     outcome = conclude(ran.folder, sweep).outcome
     found = load_screen(ran.folder)
     assert (found.measured, found.tau, found.regret, found.dropped) == (7, pytest.approx(1.0), 0.0, "")
