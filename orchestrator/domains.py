@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict
 
 from orchestrator.launch import WORKER, environment, interpreter
 from orchestrator.package import install, pack
-from search_spaces.dimension import Dimension, value_of
-from search_spaces.space import Space
+from search_spaces.dimension import Dimension
+from search_spaces.space import Space, without_dead
 from trials.spec import TrialSpec
 from trials.units import SpecError
 
@@ -80,23 +80,7 @@ def cut(space: Space, says: EngineSays | None) -> Space:
             kept.append(_block_sizes(dimension, says, notes))
         else:
             kept.append(dimension)
-    if not kept:
-        raise SpecError(f"space {space.name}: nothing of it changes anything in {space.base.engine.name}")
-    return _without_dead(replace(space, dimensions=tuple(kept), notes=tuple(notes)))
-
-
-def _without_dead(space: Space) -> Space:
-    """Without dimensions whose condition hangs on a field that no longer moves, and does not hold."""
-    moving = {d.field for d in space.dimensions}
-    dead = [
-        d for d in space.dimensions
-        if any(other not in moving and value_of(space.base, other) not in ok for other, ok in d.when)
-    ]  # fmt: skip
-    if not dead:
-        return space
-    notes = [f"{d.name} left out: what it depends on changes nothing in {space.base.engine.name}" for d in dead]
-    kept = tuple(d for d in space.dimensions if d not in dead)
-    return _without_dead(replace(space, dimensions=kept, notes=(*space.notes, *notes)))
+    return without_dead(replace(space, dimensions=tuple(kept), notes=tuple(notes)))
 
 
 def _block_sizes(dimension: Dimension, says: EngineSays, notes: list[str]) -> Dimension:

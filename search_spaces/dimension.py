@@ -176,7 +176,8 @@ class Dimension:
 
 def dimension(name: str, varied: Varied, base: TrialSpec) -> Dimension:
     """The dimension of one entry of `vary`, its values as a trial of this base holds them. SpecError."""
-    field, when = short(name), tuple((short(other), values) for other, values in varied.when.items())
+    field = short(name)
+    when = tuple((short(o), tuple(_as_held(short(o), v, base) for v in vs)) for o, vs in varied.when.items())
     if varied.powers_of_two:
         low, high = varied.powers_of_two
         exponents = range(low.bit_length() - 1, high.bit_length())

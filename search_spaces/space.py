@@ -6,12 +6,12 @@ there and multiplies no trials: candidates are canonical, they name active field
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from search_spaces.dimension import MAX_POINTS, Dimension, dimension, moved, short, value_of
+from search_spaces.dimension import MAX_POINTS, Dimension, dimension, moved, value_of
 from search_spaces.dimension import Value as Value
 from search_spaces.ready import SpaceSpec as SpaceSpec
 from search_spaces.ready import load_space_spec as load_space_spec
@@ -195,10 +195,6 @@ class Space:
                 found.append((axis, [self.place_of(self.candidate_at(p)) for p in places]))
         return found
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(len(d.values) for d in self.dimensions)
-
     def suggest(self, params: Mapping[str, Value]) -> TrialSpec:
         """The candidate's spec: the base with its fields moved. SpecError where it is not valid."""
         return with_fields(self.base, params)
@@ -253,22 +249,37 @@ def build_space(spec: SpaceSpec, base: TrialSpec) -> Space:
     if spec.fixes and getattr(base.pool, spec.fixes) is None:
         raise SpecError(f"space {spec.name} fixes the device's bytes: give pool.{spec.fixes}, for example 64GiB")
     base = _with_arguments(spec, base, notes)
-    found = (_clipped(dimension(name, varied, base), base, notes) for name, varied in spec.vary.items())
-    kept = tuple(d for d in found if _can_matter(d, spec, base, notes))
-    if not kept:
-        raise SpecError(f"space {spec.name}: nothing is left to vary: {'; '.join(notes)}")
-    space = Space(spec.name, base, kept, tuple(notes), spec.isolates)
+    found = tuple(_clipped(dimension(name, varied, base), base, notes) for name, varied in spec.vary.items())
+    space = without_dead(Space(spec.name, base, found, tuple(notes), spec.isolates))
     _validate(space)
     return space
 
 
-def _can_matter(d: Dimension, spec: SpaceSpec, base: TrialSpec, notes: list[str]) -> bool:
-    """Whether any candidate meets the dimension's conditions, as far as fields that do not move decide it."""
-    still = [(other, ok) for other, ok in d.when if other not in {short(name) for name in spec.vary}]
-    failing = next((other for other, ok in still if value_of(base, other) not in ok), None)
-    if failing is not None:
-        notes.append(f"{d.name} left out: it matters only under another {failing} than the base's")
-    return failing is None
+def without_dead(space: Space) -> Space:
+    """Without dimensions that no candidate meets the conditions of, and those that hang on them; each with a note.
+
+    SpecError where nothing is left.
+    """
+    moving: dict[str, Dimension] = {}  # conditions stand on what comes before
+    notes = list(space.notes)
+    for d in space.dimensions:
+        never = next((other for other, ok in d.when if not _can_be(space, moving, other, ok)), None)
+        if never is None:
+            moving[d.field] = d
+        else:
+            notes.append(f"{d.name} left out: it matters only under another {never} than there is here")
+    if not moving:
+        raise SpecError(f"space {space.name}: nothing is left to vary: {'; '.join(notes)}")
+    return replace(space, dimensions=tuple(moving.values()), notes=tuple(notes))
+
+
+def _can_be(space: Space, moving: Mapping[str, Dimension], field_name: str, ok: tuple[Value, ...]) -> bool:
+    """Whether any candidate has one of these there: what moves has its values, and the base's where it does not
+    matter; what does not move has the base's."""
+    d = moving.get(field_name)
+    if d is not None and any(d.holds(v) for v in ok):
+        return True
+    return (d is None or bool(d.when)) and value_of(space.base, field_name) in ok
 
 
 def _with_arguments(spec: SpaceSpec, base: TrialSpec, notes: list[str]) -> TrialSpec:

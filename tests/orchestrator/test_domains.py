@@ -51,6 +51,27 @@ def test_knobs_that_the_engine_does_not_have_do_not_multiply_trials() -> None:
     assert "policy.eviction left out: it changes nothing in vllm" in after.notes[0]
 
 
+def test_what_hangs_on_what_the_engine_does_not_have_is_left_out_with_it() -> None:
+    """And on sizes that it refuses; what the base meets stays."""
+    sizes = {"one_of": [16, 32, 64]}
+    space = space_of(
+        block_size=sizes, eviction={"one_of": ["lru", "fifo"]},
+        prefix_match={"one_of": ["block", "partial"], "when": {"policy.eviction": "fifo"}},
+        queue={"one_of": ["fcfs", "priority"], "when": {"policy.block_size": 16}},
+        victim={"one_of": ["largest", "last_admitted"], "when": {"policy.eviction": "lru"}},
+    )  # fmt: skip
+    after = cut(space, CPU)
+    assert [d.field for d in after.dimensions] == ["block_size", "victim"]
+    assert sum("left out: it matters only under another" in note for note in after.notes) == 2
+
+
+def test_a_space_of_which_the_engine_has_nothing_is_refused_and_says_what_it_lacks() -> None:
+    with pytest.raises(
+        SpecError, match=r"nothing is left to vary: policy\.eviction left out: it changes nothing in vllm"
+    ):
+        cut(space_of(eviction={"one_of": ["lru", "fifo"]}), CPU)
+
+
 def test_a_space_without_any_size_that_the_engine_takes_is_refused_with_what_it_takes() -> None:
     with pytest.raises(SpecError, match="CPU_ATTN takes multiples of 32 from 32 on"):
         cut(space_of(block_size={"one_of": [1, 16, 48]}), CPU)

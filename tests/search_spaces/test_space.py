@@ -91,7 +91,7 @@ def test_several_dimensions_are_enumerated_with_the_last_one_fastest():
     assert [tuple(c.values()) for c in space.candidates()] == [
         (True, 8), (True, 10), (True, 12), (False, 8), (False, 10), (False, 12),
     ]  # fmt: skip
-    assert space.shape == (2, 3)
+    assert [len(d.values) for d in space.dimensions] == [2, 3]
 
 
 def test_a_float_range_without_a_step_is_continuous():
@@ -191,6 +191,57 @@ def test_a_condition_that_the_base_never_meets_leaves_its_dimension_out_out_loud
     space = build_space(space_spec({"vary": vary}), make_spec(policy={"reserve_output": "full"}))
     assert [d.field for d in space.dimensions] == ["block_size"]
     assert "policy.victim left out" in space.notes[0]
+
+
+CHAIN = {
+    "policy.block_size": {"one_of": [8, 16]},
+    "policy.eviction": {"one_of": ["lru", "fifo"], "when": {"policy.prefix_caching": True}},
+    "policy.prefix_match": {"one_of": ["block", "partial"], "when": {"policy.eviction": "fifo"}},
+    "policy.victim": {"one_of": ["last_admitted", "largest"], "when": {"policy.eviction": "lru"}},
+}
+
+
+def test_what_hangs_on_a_dimension_that_is_left_out_is_left_out_too_unless_the_base_meets_it():
+    """What went wrong: only fields that the spec does not move were looked at, so it stayed, at one value."""
+    space = build_space(space_spec({"vary": CHAIN}), make_spec(policy={"prefix_caching": False}))
+    assert [d.field for d in space.dimensions] == ["block_size", "victim"]
+    assert [note.partition(" left out")[0] for note in space.notes] == ["policy.eviction", "policy.prefix_match"]
+    assert space.num_candidates == len(list(space.candidates())) == 4
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_every_dimension_that_is_kept_moves_something(caching):
+    space = build_space(space_spec({"vary": CHAIN}), make_spec(policy={"prefix_caching": caching}))
+    for d in space.dimensions:
+        assert len({c[d.field] for c in space.candidates() if d.field in c}) > 1, d.field
+
+
+def test_a_condition_on_values_that_were_left_out_is_never_met():
+    vary = {
+        "policy.block_size": {"one_of": [16, 2048]},
+        "policy.victim": {"one_of": ["last_admitted", "largest"], "when": {"policy.block_size": 2048}},
+    }
+    space = build_space(space_spec({"vary": vary}), make_spec())
+    assert [d.field for d in space.dimensions] == ["block_size"]
+    assert "policy.victim left out: it matters only under another block_size" in space.notes[1]
+
+
+def test_nothing_left_to_vary_is_refused_with_what_was_left_out():
+    with pytest.raises(SpecError, match=r"nothing is left to vary: policy\.eviction left out"):
+        build_space(
+            space_spec({"vary": {"policy.eviction": CHAIN["policy.eviction"]}}),
+            make_spec(policy={"prefix_caching": False}),
+        )
+
+
+def test_a_condition_is_written_as_a_value_is():
+    """What went wrong: `1GiB` was never equal to the bytes that a trial holds."""
+    vary = {
+        "pool.bytes": {"one_of": ["512MiB", "1GiB"]},
+        "policy.victim": {"one_of": ["last_admitted", "largest"], "when": {"pool.bytes": "1GiB"}},
+    }
+    space = build_space(space_spec({"vary": vary}), make_spec(pool={"bytes": "1GiB"}))
+    assert space.num_candidates == len(list(space.candidates())) == 1 + 2
 
 
 def test_conditions_count_as_they_enumerate():
