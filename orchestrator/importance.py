@@ -23,7 +23,11 @@ class Importance:
 
 
 def importances(policies: Sequence[Mapping[str, object]], values: Sequence[float]) -> list[Importance]:
-    """One a parameter that took at least two values, the most important first. [n] candidates, [n] values."""
+    """One a parameter that took at least two values, the most important first. [n] candidates, [n] values.
+
+    Values that agree in nine digits are the same: means taken in another order differ behind them.
+    """
+    values = [float(f"{value:.9g}") for value in values]
     names = sorted({name for policy in policies for name in policy})
     found = [_one(name, [str(policy.get(name)) for policy in policies], values) for name in names]
     return sorted((f for f in found if f.levels > 1), key=lambda f: (-(f.share or 0.0), f.parameter))

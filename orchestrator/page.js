@@ -81,9 +81,9 @@
     }
     for (const line of named(`${side}-pool`)) line.location = pool / data.compared.scale;
     const x = middle.map((value) => (100 * (value - start)) / (end - start));
-    const percent = (parts) => (parts ?? []).map((part) => part / 100);
+    const percents = (parts) => (parts ?? []).map((part) => part / 100);
     for (const found of source(side, "live")) {
-      found.data = { x, live: percent(trial.live), allocated: percent(trial.allocated) };
+      found.data = { x, live: percents(trial.live), allocated: percents(trial.allocated) };
     }
     const times = (values) => (values ?? []).map((value) => value ?? NaN);
     for (const found of source(side, "mean")) {
@@ -97,15 +97,23 @@
     for (const found of source("A", "mean")) span(found.document.roots()[0].y_range, 0, 1.05 * most);
   }
 
+  // As the page's other tables have their numbers: whole ones in full, others by four digits.
   function shown(value) {
     if (value === null || !Number.isFinite(value)) return "–";
-    return value.toLocaleString("en", { maximumSignificantDigits: Math.abs(value) >= 1000 ? 15 : 4,
-                                        maximumFractionDigits: Math.abs(value) >= 1000 ? 0 : 20 });
+    const size = Math.abs(value);
+    if (Number.isInteger(value) && size < 1e15) return value.toLocaleString("en");
+    const rounded = Number(value.toPrecision(4));
+    if (size < 1e-4 || size >= 1e15) return rounded.toExponential().replace(/e([+-])(\d)$/, "e$10$2");
+    return size < 1000 ? String(rounded) : rounded.toLocaleString("en");
+  }
+
+  function percent(share) {
+    return `${(100 * share).toFixed(1).replace(/^-(0\.0)$/, "$1")} %`;
   }
 
   function row(name, a, b) {
     const known = a !== null && b !== null;
-    const share = known && a !== 0 ? `${(100 * (b / a - 1)).toFixed(1)} %` : "–";
+    const share = known && a !== 0 ? percent(b / a - 1) : "–";
     const line = document.createElement("tr");
     const head = document.createElement("th");
     head.scope = "row";

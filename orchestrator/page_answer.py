@@ -1,16 +1,13 @@
 """The report's answer: sentence, evidence and interval, the knee, the verdicts. The words are knee.json's."""
 
-from collections.abc import Sequence
 from statistics import fmean
 
 from orchestrator.markup import Cell, Value, badge, figures, folded, items, nothing, number, paragraph, table, text
 from orchestrator.plots_knee import knee_svg
 from orchestrator.shown import Sweep
 from orchestrator.shown_quantities import Quantity, knee_points, leaders, quantities
-from search_spaces.outcome import CandidateOutcome, Confirmed, Interval, Outcome
+from search_spaces.outcome import CandidateOutcome, Confirmed, Interval, Outcome, Survival
 from search_spaces.verdicts import UNITS
-
-_MOST_NAMED = 9
 
 
 def answer(sweep: Sweep) -> str:
@@ -28,6 +25,7 @@ def answer(sweep: Sweep) -> str:
         paragraph(f"Binding: {outcome.binding}.") if outcome.binding else "",
         paragraph("Cold and steady phase name different winners: inspect.") if not outcome.phases_agree else "",
         items(outcome.notes),
+        paragraph(f"Labels name what differs from the default, {sweep.usual}.", "note") if sweep.short else "",
     ]
     return f'<div class="answer">{"".join(words)}</div>'
 
@@ -53,18 +51,16 @@ def _intervals(outcome: Outcome) -> list[str]:
     if won.behind_best is not None and won.behind_best.mean > 0:
         lines.append(f"It is behind the best mean by {spelt(won.behind_best)}, which is within the tie.")
     if set(outcome.tied) - {won.label}:
-        lines.append(f"{len(outcome.tied)} are tied: {_named(outcome.tied)}. Judged so: {outcome.noise}.")
-    if again := next((c for c in outcome.confirmed if c.label == won.label), None):
-        lines.append(f"Held out: {held_out(again)}.")
+        lines.append(f"{len(outcome.tied)} are tied, as the verdicts say. Judged so: {outcome.noise}.")
+    lines += [f"Held out: {held_out(c)}, in {unit}." for c in outcome.confirmed if c.label == won.label]
+    lines += [f"Under bursts of cancels and forks it {_bore(s)}." for s in outcome.survival if s.label == won.label]
     if outcome.smallest_effect is not None:
         lines.append(f"The smallest difference that this sweep could have seen is {outcome.smallest_effect:.1%}.")
     return lines
 
 
-def _named(labels: Sequence[str]) -> str:
-    """The first of many labels; the verdicts have all."""
-    left = len(labels) - _MOST_NAMED
-    return ", ".join(labels[:_MOST_NAMED]) + (f" and {left} more, see the verdicts" if left > 0 else "")
+def _bore(found: Survival) -> str:
+    return "survived" if found.survived else f"fell: {found.reason}"
 
 
 def _nearest_miss(outcome: Outcome) -> str:
@@ -145,4 +141,7 @@ def verdicts(sweep: Sweep) -> str:
          Cell(v.reason, "text")]
         for v in sweep.outcome.verdicts
     ]  # fmt: skip
-    return table("Ship, inspect or reject", ["option", "observed signal", "verdict", "why"], rows)
+    head = ["option", "observed signal", "verdict", "why"]
+    won = sweep.outcome.winner
+    named = [v.option == won or v.option.startswith(f"{won} (") for v in sweep.outcome.verdicts]
+    return table("Ship, inspect or reject", head, rows, named)

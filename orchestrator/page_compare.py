@@ -95,19 +95,23 @@ def compare_trials(sweep: Sweep) -> dict[str, Any]:
     trials = _comparable(sweep)
     pool = max((r.result.ledger.peak.pool_bytes for r in trials if r.result is not None), default=0)
     bins = _BINS if len(trials) <= _MANY_TRIALS else _FEW_BINS
-    names = [name for name, _ in METRICS] + [f"{a.replace('_', ' ')}, mean bytes" for a in ACCOUNTS]
+    names = [name for name, _ in METRICS] + [f"{a.replace('_', ' ')}, mean MiB" for a in ACCOUNTS]
     found = {str(r.number): _numbers(r.result) | _series(r, r.result, bins) for r in trials if r.result is not None}
     return {"quantities": names, "accounts": list(ACCOUNTS), "scale": byte_unit(pool)[1], "trials": found}
 
 
 def _numbers(result: TrialResult) -> dict[str, Any]:
-    values = [read(result) for _, read in METRICS] + [result.ledger.time_mean.get(a) for a in ACCOUNTS]
+    values = [read(result) for _, read in METRICS] + [
+        result.ledger.time_mean.get(a, 0.0) / (1 << 20) for a in ACCOUNTS
+    ]
     return {"pool": result.ledger.peak.pool_bytes, "numbers": [_short(v) for v in values]}
 
 
 def _short(value: float | None, digits: int = 6) -> float | None:
-    """Six digits are more than a table shows; None where it is not finite."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
+    """Six digits are more than a table shows, but of whole numbers, which it shows all; None where not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(value) if float(value).is_integer() else float(f"{value:.{digits}g}")
 
 
 def _series(record: TrialRecord, result: TrialResult, bins: int) -> dict[str, Any]:

@@ -23,7 +23,8 @@ def gain(sweep: Sweep) -> str:
     rows = bound.rows
     gains = Part("gain", "blue", tuple(100 * (r.gain or 0.0) for r in rows))
     title, unit = "Gain with one mechanism switched off (modelled)", "% of the default's capacity"
-    bars = Bars(title, unit, tuple(map(_name, rows)), (gains,), "switching any mechanism off gains nothing", 1.0)
+    nothing_gained = "switching any mechanism off gains nothing"
+    bars = Bars(title, unit, tuple(map(_name, rows)), (gains,), nothing_gained, linear_to=1.0)
     held = "no load holds" if bound.default is None else f"holds at {number(bound.default)} x the trace's rate"
     listed: list[list[Value]] = [
         [_name(r), "–" if r.capacity is None else f"{number(r.capacity)} x", gain_words(r.gain), r.replays]

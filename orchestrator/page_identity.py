@@ -11,6 +11,7 @@ from orchestrator.shown import Sweep
 from trials.fingerprint import environment
 from trials.result import TrialResult
 
+_MIB = 1 << 20
 METRICS: list[tuple[str, Callable[[TrialResult], float | None]]] = [
     ("qualified tokens/s", lambda r: r.metrics.qualified_output_throughput),
     ("TTFT p99, ms", lambda r: r.metrics.ttft_ms.p99),
@@ -21,7 +22,7 @@ METRICS: list[tuple[str, Callable[[TrialResult], float | None]]] = [
     ("prefix hits, %", lambda r: 100 * r.metrics.prefix_hit_rate),
     ("useful share of the pool, %", lambda r: 100 * r.ledger.useful_pool_ratio),
     ("slots per live token", lambda r: r.ledger.slots_per_live_token),
-    ("wasted byte-seconds", lambda r: r.metrics.waste_byte_seconds.get("total")),
+    ("waste, MiB x s", lambda r: r.metrics.waste_byte_seconds.get("total", 0.0) / _MIB),
     ("residual bytes", lambda r: r.ledger.residual_bytes),
 ]
 

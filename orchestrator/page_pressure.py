@@ -62,7 +62,7 @@ def _bins(focus: Focus) -> Bars:
         Part(words, colour, tuple(b.failed.get(key, 0) for b in kept), hatch)
         for key, words, colour, hatch in _CAUSES
     )
-    return Bars(focus.title, "steps", tuple(map(_range, kept)), parts, "nobody was kept out in the window")
+    return Bars(focus.title, "steps", tuple(map(_range, kept)), parts, "nobody was kept out in the window", True)
 
 
 def _few(bins: list[PressureBin]) -> list[PressureBin]:

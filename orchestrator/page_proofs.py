@@ -6,6 +6,7 @@ from orchestrator.markup import Cell, Value, items, nothing, paragraph, table
 from orchestrator.page_answer import spelt
 from orchestrator.shown import Sweep
 from search_spaces.outcome import Outcome
+from search_spaces.verdicts import UNITS
 
 _NOT_AGAIN = (
     "Nothing was tried on windows that the search never saw: none were left, or the sweep did not ask for it. "
@@ -36,7 +37,8 @@ def _confirmed(outcome: Outcome) -> str:
             "–" if c.share_of_winner is None else f"{c.share_of_winner:.1%}", Cell(c.why_not, "text"),
         ])  # fmt: skip
     marks = ["winner" in c.parts for c in outcome.confirmed]
-    return table("On windows that the search never saw", head, rows, marks)
+    unit = UNITS.get(outcome.objective, outcome.objective)
+    return table(f"On windows that the search never saw, {unit}", head, rows, marks)
 
 
 def _survival(outcome: Outcome) -> str:

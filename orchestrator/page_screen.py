@@ -20,7 +20,7 @@ def screened(sweep: Sweep) -> str:
     unit = objective_of(sweep).panel.unit
     cloud = _cloud(report, sweep)
     rows: list[list[Value]] = [
-        [r.label, r.role or "not listed", r.value, _missed(r.over), r.measured, _missed(r.measured_over)]
+        [_called(sweep, r), r.role or "not listed", r.value, _missed(r.over), r.measured, _missed(r.measured_over)]
         for r in report.rows
     ]
     head = ["candidate", "listed as", f"screened, {unit}", "misses its worst bound by",
@@ -56,9 +56,13 @@ def _cloud(report: ScreenReport, sweep: Sweep) -> Cloud:
     """Those that have both numbers; filled where every bound held when measured."""
     goal = objective_of(sweep).panel
     both = [(r, r.value, r.measured) for r in report.rows if r.value is not None and r.measured is not None]
-    points = tuple(Point(r.label, value, measured, "candidate", _held(r)) for r, value, measured in both)
+    points = tuple(Point(_called(sweep, r), value, measured, "candidate", _held(r)) for r, value, measured in both)
     names = f"screened (modelled), {goal.unit}", f"{goal.name} when run, {goal.unit}"
     return Cloud("Screened against measured", *names, points, nothing="no screened candidate has been measured yet")
+
+
+def _called(sweep: Sweep, row: ScreenRow) -> str:
+    return sweep.short.get(row.label, row.label)
 
 
 def _held(row: ScreenRow) -> bool:

@@ -1,11 +1,12 @@
 """The report's search: what was tried in which order, which parameters mattered, and value against waste."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from orchestrator.importance import importances
 from orchestrator.markup import Value, figures, folded, nothing, number, paragraph, table
+from orchestrator.plots import byte_unit
 from orchestrator.plots_bars import Bars, Part, bars_svg
 from orchestrator.plots_points import Cloud, Point, cloud_svg
 from orchestrator.shown import Shown, Sweep
@@ -80,13 +81,14 @@ def _importance(sweep: Sweep) -> _Part:
             policies.append(dict(s.records[0].params))
             values.append(fmean(found))
     each = importances(policies, values)
+    if len(each) > 1 and not any(e.share for e in each):
+        return _Part(note="Parameter importance: no parameter explains any of the differences between candidates.")
     if len(each) < 2:
         only = f"only {each[0].parameter} moved" if each else "no parameter took two values"
         return _Part(note=f"Parameter importance: {only}, so there is nothing to compare it with.")
     bars = Bars(
-        f"Importance of parameters, {len(values)} candidates", "% of the variance that the values of one explain",
+        f"Importance of parameters, {len(values)} candidates", "% of the variance explained",
         tuple(e.parameter for e in each), (Part("share", "blue", tuple(100 * (e.share or 0.0) for e in each)),),
-        "no parameter explains any of the differences",
     )  # fmt: skip
     rows: list[list[Value]] = [
         [e.parameter, "cannot be told" if e.share is None else f"{e.share:.1%}", e.levels, e.best] for e in each
@@ -108,19 +110,21 @@ def front_cloud(sweep: Sweep) -> Cloud:
         values = [v for r in s.results if (v := goal.read(r)) is not None]
         wasted = [w for r in s.results if (w := r.metrics.waste_per_qualified_token) is not None]
         if values and len(wasted) == len(values) == len(s.results):
-            points.append(Point(s.label, fmean(wasted) / (1 << 20), fmean(values), s.role, s.feasible))
+            points.append(Point(s.label, fmean(wasted), fmean(values), s.role, s.feasible))
     asked = sweep.outcome.front if sweep.outcome is not None else ()
     line = _asked(asked) if asked else _best(points)
+    unit, scale = byte_unit(max((p.x for p in points), default=0.0))
     return Cloud(
-        f"Value against waste ({goal.panel.evidence})", "waste, MiB x s a qualified token",
-        f"{goal.panel.name}, {goal.panel.unit}", tuple(points), line, "none beats both", True,
+        f"Value against waste ({goal.panel.evidence})", f"waste, {unit} x s a qualified token",
+        f"{goal.panel.name}, {goal.panel.unit}", tuple(replace(p, x=p.x / scale) for p in points),
+        tuple((x / scale, y) for x, y in line), "none beats both", True,
         "no candidate has a qualified token",
     )  # fmt: skip
 
 
 def _asked(front: Sequence[FrontPoint]) -> tuple[tuple[float, float], ...]:
     """The front that the search was asked for, least waste first."""
-    return tuple(sorted((f.waste_byte_seconds_per_token / (1 << 20), f.value) for f in front))
+    return tuple(sorted((f.waste_byte_seconds_per_token, f.value) for f in front))
 
 
 def _best(points: list[Point]) -> tuple[tuple[float, float], ...]:
@@ -139,7 +143,8 @@ def _front(sweep: Sweep) -> _Part:
         [p.label, p.x, p.y, p.filled, (_digits(p.x), _digits(p.y)) in on] for p in cloud.points
     ]
     head = ["candidate", cloud.x_name, cloud.y_name, "feasible", "on the front"]
-    caption = f"Up and to the left is better; {number(len(on))} of {number(len(rows))} are on the front."
+    best = sum(row[-1] is True for row in rows)
+    caption = f"Up and to the left is better; {number(best)} of {number(len(rows))} are on the front."
     return _Part(table("Pareto front", head, rows), svg=cloud_svg(cloud, "front"), caption=caption, live="front")
 
 

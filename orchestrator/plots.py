@@ -7,6 +7,7 @@ colour-blind. What a knee or a ledger looks like stands in the rooms beside this
 
 import html
 import io
+import math
 import re
 import textwrap
 from collections.abc import Callable
@@ -100,13 +101,20 @@ def titled(axes: Any, words: str) -> None:
     axes.set_title("\n".join(textwrap.wrap(words, TITLE_CHARS)))
 
 
-def legend_above(axes: Any, columns: int = 3) -> None:
-    """Outside the plot, where it covers nothing."""
-    lines = axes.get_title("left").count("\n")
-    axes.legend(
-        loc="lower center", bbox_to_anchor=(0.5, 1.1 + 0.075 * lines), ncols=columns, handlelength=1.4,
+def legend_below(axes: Any, columns: int = 3) -> None:
+    """Outside the plot, where it covers nothing, however many lines the title has."""
+    axes.figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, handlelength=1.4,
         handletextpad=0.4, columnspacing=1.0, markerscale=0.7,
     )  # fmt: skip
+
+
+def log_ticks(low: float, high: float) -> dict[float, str]:
+    """Marks of a log axis and their words: powers of ten, and 2 and 5 times these on less than two decades."""
+    between = (1, 2, 5) if high < 100 * low else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found = [m * 10.0**p for p in powers for m in between]
+    return {t: f"{t:,.0f}" if t >= 1 else f"{t:g}" for t in found if low <= t <= high}
 
 
 def empty(axes: Any, why: str) -> None:

@@ -32,6 +32,7 @@ class Bars:
     rows: tuple[str, ...]
     parts: tuple[Part, ...]
     nothing: str = "nothing to show"  # said where every value is 0
+    counts: bool = False  # values are whole numbers of something
     linear_to: float = 0.0  # above it the axis is logarithmic, where the longest bar is far above it; 0: never
 
     @property
@@ -80,7 +81,7 @@ def _draw(drawn: Any, bars: Bars) -> None:
         axes.set_xlim(0, most * 1.2)
     else:
         axes.set_xlim(0, most * 1.02)
-        axes.locator_params(axis="x", nbins=5)
+        axes.locator_params(axis="x", nbins=5, integer=bars.counts)
     axes.grid(visible=False, axis="y")
     if len(bars.parts) > 1:
         drawn.legend(loc="outside lower center", ncols=2, handlelength=1.4, columnspacing=1.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.plots import PALETTE, ROLES, Role, Said, empty, figure, legend_above, titled
+from orchestrator.plots import PALETTE, ROLES, Role, Said, empty, figure, legend_below, log_ticks, titled
 
 _SPAN = 50
 
@@ -44,7 +44,7 @@ def knee_svg(points: Sequence[KneePoint], panel: Panel, key: str) -> str:
     """The panel's quantity against block size (log2), with range bars, SLO line and the feasible region shaded."""
     shown = [p for p in points if p.middle is not None]
     said = Said(key, f"{panel.name} against block size", knee_words(points, panel))
-    return figure(said, (4.1, 2.9), lambda drawn: _draw_knee(drawn, shown, panel))
+    return figure(said, (4.1, 3.1), lambda drawn: _draw_knee(drawn, shown, panel))
 
 
 def knee_words(points: Sequence[KneePoint], panel: Panel) -> str:
@@ -59,11 +59,12 @@ def knee_words(points: Sequence[KneePoint], panel: Panel) -> str:
 
 def log_scaled(points: Sequence[KneePoint], panel: Panel) -> bool:
     """Times that span a factor above 50 (an overloaded control) stand on a log axis, so that all are seen."""
-    values = _values(points, panel)
+    values = plotted(points, panel)
     return panel.unit == "ms" and bool(values) and min(values) > 0 and max(values) / min(values) > _SPAN
 
 
-def _values(points: Sequence[KneePoint], panel: Panel) -> list[float]:
+def plotted(points: Sequence[KneePoint], panel: Panel) -> list[float]:
+    """Every value that a panel has to show: range bars and the limit too."""
     return [v for p in points for v in (p.low, p.high, panel.limit) if v is not None]
 
 
@@ -93,17 +94,21 @@ def _draw_knee(drawn: Any, points: Sequence[KneePoint], panel: Panel) -> None:
         )
     _scale(axes, points, panel)
     sizes = sorted({p.block_size for p in points})
-    axes.set_xticks(sizes, [size_label(s) for s in sizes], rotation=45 if len(sizes) > 8 else 0)
+    axes.set_xticks(sizes, [size_label(s) for s in sizes], rotation=45 if crowded(sizes) else 0)
     axes.xaxis.minorticks_off()
-    legend_above(axes)
+    legend_below(axes)
 
 
 def _scale(axes: Any, points: Sequence[KneePoint], panel: Panel) -> None:
     """From zero, or logarithmic."""
-    values = _values(points, panel)
+    values = plotted(points, panel)
     if log_scaled(points, panel):
+        low, high = min(values) / 1.5, max(values) * 1.5
         axes.set_yscale("log")
-        axes.set_ylim(min(values) / 1.5, max(values) * 1.5)
+        axes.set_ylim(low, high)
+        ticks = log_ticks(low, high)
+        axes.set_yticks(list(ticks), list(ticks.values()))
+        axes.yaxis.minorticks_off()
     else:
         axes.set_ylim(0, max(values) * 1.12 or 1.0)
 
@@ -146,6 +151,11 @@ def _shade_feasible(axes: Any, points: Sequence[KneePoint]) -> None:
     for size in sorted({p.block_size for p in points if p.feasible and p.in_space}):
         axes.axvspan(size / 2**0.5, size * 2**0.5, color=PALETTE["green"], alpha=0.12, lw=0, label=label, zorder=0)
         label = None
+
+
+def crowded(sizes: Sequence[int]) -> bool:
+    """Whether their labels would run into one another: many, or squeezed together by one far away."""
+    return len(sizes) > 8 or (len(sizes) > 1 and max(sizes) > 1024 * min(sizes))
 
 
 def size_label(size: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.frames import Binned
-from orchestrator.plots import INK, PALETTE, Floats, Said, byte_unit, figure, legend_above, steps, titled
+from orchestrator.plots import INK, PALETTE, Floats, Said, byte_unit, figure, legend_below, steps, titled
 from trials.ledger import ACCOUNTS
 
 ACCOUNT_COLOURS = {
@@ -20,7 +20,7 @@ def ledger_svg(binned: Binned, title: str, key: str) -> str:
     used = [a for a in ACCOUNTS if binned.accounts[a].any()]
     means = ", ".join(f"{a} {binned.mean(a) / binned.pool_bytes:.1%}" for a in used)
     said = Said(key, f"Ledger of {title}", f"Time means as shares of the pool: {means}.")
-    return figure(said, (4.1, 2.9), lambda drawn: _draw_ledger(drawn, binned, used, title))
+    return figure(said, (4.1, 3.1), lambda drawn: _draw_ledger(drawn, binned, used, title))
 
 
 def _draw_ledger(drawn: Any, binned: Binned, used: Sequence[str], title: str) -> None:
@@ -39,7 +39,7 @@ def _draw_ledger(drawn: Any, binned: Binned, used: Sequence[str], title: str) ->
     axes.axhline(binned.pool_bytes / scale, color=INK, lw=1.2, label="pool total")
     axes.set_xlim(binned.edges_s[0], binned.edges_s[-1])
     axes.set_ylim(0, binned.pool_bytes / scale * 1.05)
-    legend_above(axes)
+    legend_below(axes)
 
 
 def tokens_svg(binned: Binned, title: str, key: str) -> str:
@@ -49,7 +49,7 @@ def tokens_svg(binned: Binned, title: str, key: str) -> str:
         f"{_mean(binned, binned.allocated_slots):,.0f} allocated slots of {binned.pool_slots:,} in the pool."
     )
     said = Said(key, f"Tokens and slots of {title}", alt)
-    return figure(said, (4.1, 2.9), lambda drawn: _draw_tokens(drawn, binned, title))
+    return figure(said, (4.1, 3.1), lambda drawn: _draw_tokens(drawn, binned, title))
 
 
 def _mean(binned: Binned, values: Floats) -> float:
@@ -69,7 +69,7 @@ def _draw_tokens(drawn: Any, binned: Binned, title: str) -> None:
         steps(axes, binned.edges_s, values, label=label, color=PALETTE[colour], ls=style)
     axes.set_xlim(binned.edges_s[0], binned.edges_s[-1])
     axes.set_ylim(0, max(binned.pool_slots, 1) * 1.05)
-    legend_above(axes)
+    legend_below(axes)
 
 
 def occupancy_svg(binned: Binned, title: str, evidence: str, key: str) -> str:
@@ -90,9 +90,7 @@ def _draw_occupancy(drawn: Any, binned: Binned, title: str) -> None:
     ):
         steps(upper, binned.edges_s, values, label=label, color=PALETTE[colour], ls=style)
     upper.set_ylim(bottom=0)
-    upper.legend(
-        loc="lower center", bbox_to_anchor=(0.5, 1.2 + 0.15 * upper.get_title("left").count("\n")), ncols=2
-    )
+    legend_below(upper, 2)
     share = 100 * binned.allocated_slots / max(binned.pool_slots, 1)
     lower.fill_between(
         binned.edges_s, np.append(share, share[-1]), step="post", color=PALETTE["green"], alpha=0.5, lw=0

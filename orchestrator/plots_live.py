@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.plots import INK, PALETTE, ROLES, byte_unit
-from orchestrator.plots_knee import KneePoint, Panel, log_scaled, size_label
+from orchestrator.plots import INK, PALETTE, ROLES, byte_unit, log_ticks
+from orchestrator.plots_knee import KneePoint, Panel, crowded, log_scaled, plotted, size_label
 from orchestrator.plots_ledger import ACCOUNT_COLOURS
 from orchestrator.plots_points import Cloud
 from trials.ledger import ACCOUNTS
@@ -46,10 +46,17 @@ def knee_live(points: Sequence[KneePoint], panel: Panel) -> Item:
     sizes = sorted({p.block_size for p in shown})
     drawn.xaxis.ticker = FixedTicker(ticks=sizes)
     drawn.xaxis.major_label_overrides = {s: size_label(s) for s in sizes}
-    drawn.xaxis.major_label_orientation = 0.8 if len(sizes) > 8 else "horizontal"
+    drawn.xaxis.major_label_orientation = 0.8 if crowded(sizes) else "horizontal"
     if scale == "linear":
         ends = [v for p in shown for v in (p.high, panel.limit) if v is not None]
         drawn.y_range.start, drawn.y_range.end = 0, 1.12 * max(ends, default=0) or 1.0
+    else:
+        values = plotted(shown, panel)
+        low, high = min(values) / 1.5, max(values) * 1.5
+        ticks = log_ticks(low, high)
+        drawn.y_range.start, drawn.y_range.end = low, high
+        drawn.yaxis.ticker = FixedTicker(ticks=list(ticks))
+        drawn.yaxis.major_label_overrides = dict(ticks)
     for size in sorted({p.block_size for p in shown if p.feasible and p.in_space}):
         drawn.add_layout(BoxAnnotation(left=size / 2**0.5, right=size * 2**0.5, fill_color=PALETTE["green"],
                                        fill_alpha=0.12, line_color=None))  # fmt: skip

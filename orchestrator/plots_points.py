@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.plots import PALETTE, ROLES, Role, Said, empty, figure, legend_above, titled
+from orchestrator.plots import PALETTE, ROLES, Role, Said, empty, figure, legend_below, titled
 
 _SPAN = 20  # x that spans more stands on a log axis
 
@@ -60,7 +60,7 @@ class Curve:
 
 def cloud_svg(cloud: Cloud, key: str) -> str:
     """A scatter of candidates; infeasible ones hollow."""
-    return figure(Said(key, cloud.title, cloud.words), (4.1, 2.9), lambda drawn: _draw_cloud(drawn, cloud))
+    return figure(Said(key, cloud.title, cloud.words), (4.1, 3.1), lambda drawn: _draw_cloud(drawn, cloud))
 
 
 def _draw_cloud(drawn: Any, cloud: Cloud) -> None:
@@ -83,7 +83,7 @@ def _draw_cloud(drawn: Any, cloud: Cloud) -> None:
             axes.scatter([p.x for p in group], [p.y for p in group], s=size * 0.7, marker=marker, facecolors=faces,
                          edgecolors=PALETTE[colour], linewidths=1.1, label=role, zorder=3)  # fmt: skip
     _from_zero(axes, [p.y for p in cloud.points])
-    legend_above(axes)
+    legend_below(axes)
 
 
 def _from_zero(axes: Any, values: Sequence[float]) -> None:
@@ -95,7 +95,7 @@ def curves_svg(curves: Sequence[Curve], title: str, x_name: str, key: str) -> st
     """Median (line) and 99th percentile (dashes) of a time in ms, against something."""
     said = [f"{c.name} p99 from {min(c.p99):.4g} to {max(c.p99):.4g} ms" for c in curves if c.p99]
     alt = f"{title} against {x_name}: {'; '.join(said) or 'no decoding step'}."
-    return figure(Said(key, title, alt), (4.1, 2.9), lambda drawn: _draw_curves(drawn, curves, title, x_name))
+    return figure(Said(key, title, alt), (4.1, 3.1), lambda drawn: _draw_curves(drawn, curves, title, x_name))
 
 
 def _draw_curves(drawn: Any, curves: Sequence[Curve], title: str, x_name: str) -> None:
@@ -117,7 +117,7 @@ def _draw_curves(drawn: Any, curves: Sequence[Curve], title: str, x_name: str) -
         axes.plot(curve.x, curve.p50, ls="-", label=_short(curve.name), **look)
     top = np.nanmax([v for c in curves for v in (*c.p50, *c.p99)])
     axes.set_ylim(0, float(top) * 1.1 or 1.0)
-    legend_above(axes, 1)
+    legend_below(axes, 1)
 
 
 def _short(name: str) -> str:

@@ -15,6 +15,7 @@ from orchestrator.frames import DRAWN_COLUMNS, Binned, Frame, bin_ledger, decidi
 from orchestrator.plots import Role
 from orchestrator.points import OF_THE_SEARCH
 from orchestrator.recipe import Recipe, load_recipe
+from orchestrator.short_labels import short_labels, shortened
 from search_spaces.outcome import CandidateOutcome, Outcome
 from trials.result import TrialResult
 from trials.spec import read_yaml
@@ -84,7 +85,8 @@ class Focus:
 class Sweep:
     """All that the page is made of, read once. `focus`: the winner or nearest miss, the default, the controls.
 
-    `labels`: trial number -> its candidate, of every trial.
+    `labels`: trial number -> its candidate, of every trial. `short`: what knee.json calls a candidate -> what the
+    page calls it, where labels are long; `outcome` and `labels` have that already. `usual`: the default's own.
     """
 
     folder: SweepFolder
@@ -95,6 +97,8 @@ class Sweep:
     recipe: Recipe | None
     shown: list[Shown]
     labels: Mapping[int, str]
+    short: Mapping[str, str]
+    usual: str
     bound: Bound | None = None
     focus: tuple[Focus, ...] = ()
 
@@ -144,12 +148,15 @@ def read_sweep(folder: SweepFolder) -> Sweep:
     folder.require()
     settings = read_yaml(folder.sweep_yaml)
     records = folder.load_trials()
-    outcome = folder.load_outcome()
+    found = folder.load_outcome()
+    short = short_labels(found.candidates) if found is not None else {}
+    usual = next((c.label for c in found.candidates if c.is_default), "") if found is not None else ""
+    outcome = shortened(found, short) if found is not None else None
     recipe = load_recipe(folder.recipe_yaml) if folder.recipe_yaml.is_file() else None
     name = str(settings.get("name") or folder.path.resolve().name)
     shown = shown_candidates(outcome, records)
     named = labels(records, outcome)
-    return Sweep(folder, name, settings, records, outcome, recipe, shown, named, load_bound(folder),
+    return Sweep(folder, name, settings, records, outcome, recipe, shown, named, short, usual, load_bound(folder),
                  _focus(shown, outcome))  # fmt: skip
 
 

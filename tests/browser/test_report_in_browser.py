@@ -1,9 +1,13 @@
 """report.html as people meet it: by mouse, keyboard and screen reader, in the dark, on paper, without scripts."""
 
+import json
+from importlib import resources
 from pathlib import Path
 
 import pytest
 from chromium import Tab
+
+from orchestrator.markup import number
 
 pytestmark = pytest.mark.browser
 
@@ -112,10 +116,24 @@ def test_two_trials_are_chosen_by_keyboard_and_compared(tab: Tab, swept: Path) -
     assert asked.startswith(f"trial {chosen}: ")
     assert all(length > 10 for length in tab.evaluate(drawn))
     cells = """[...document.querySelectorAll('#compare-table tr')]
-        .find((r) => r.cells[0].textContent === 'payload, mean bytes').cells"""
+        .find((r) => r.cells[0].textContent === 'payload, mean MiB').cells"""
     a, b, difference = (float(tab.evaluate(f"{cells}[{i}].textContent").replace(",", "")) for i in (1, 2, 3))
-    assert b - a == pytest.approx(difference, abs=max(1.0, 0.001 * abs(a)))
+    assert b - a == pytest.approx(difference, abs=0.001 * abs(a))
     assert tab.errors == []
+
+
+NUMBERS = (0, 7, -12, 999.96, 1000, 12345.678, 1234567, 0.00004321, -0.0123456, 3.0627, 2.5e18, 43.4)
+
+
+def test_the_pages_script_writes_numbers_as_its_tables_have_them(tab: Tab, swept: Path) -> None:
+    tab.look(1440)
+    tab.open((swept / "report.html").as_uri())
+    tab.wait_for(_READY)
+    source = resources.files("orchestrator").joinpath("page.js").read_text(encoding="utf-8")
+    body = source[source.index("function shown(") : source.index("function percent(")]
+    assert tab.evaluate(f"(() => {{ {body} return {json.dumps(NUMBERS)}.map(shown); }})()") == list(
+        map(number, NUMBERS)
+    )
 
 
 def test_every_picture_has_words_and_a_table_and_every_wide_table_can_be_reached(tab: Tab, swept: Path) -> None:

@@ -32,3 +32,10 @@ def test_one_value_is_no_parameter_and_one_candidate_a_value_cannot_be_told() ->
 def test_where_all_are_equal_nothing_is_important() -> None:
     (only,) = importances([{"a": 1}, {"a": 1}, {"a": 2}], [5.0, 5.0, 5.0])
     assert only.share == pytest.approx(0.0)
+
+
+def test_what_differs_by_rounding_is_equal() -> None:
+    policies = [{"a": i % 4, "b": i % 3} for i in range(24)]
+    values = [1021.4 * (1 + 2e-16 * (i % 4)) for i in range(24)]
+    assert len(set(values)) > 1
+    assert [f.share for f in importances(policies, values)] == [0.0, 0.0]

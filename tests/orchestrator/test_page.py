@@ -125,7 +125,7 @@ def test_another_winner_in_knee_json_is_another_winner_everywhere(sweep: SweepFo
     write_recipe(sweep.path)
     html = write_report(sweep.path).read_text(encoding="utf-8")
     marked = set(re.findall(r'<tr class="chosen"><th scope="row">([^<]*)', html))
-    assert marked == {f"{other.label} (chosen)"}
+    assert marked == {f"{other.label} (chosen)", other.label}  # and its verdict
     assert html.count(f"Chosen: {other.label}.") == 3
 
 
@@ -229,7 +229,10 @@ def test_what_was_tried_again_is_shown_with_its_interval(sweep: SweepFolder) -> 
     page = _with(
         sweep, confirmed=(again, other), survival=survival, slot_effects={"gpu 1": 0.969}, planned_effect=0.04
     )
-    assert "Held out: 100 on 2 windows that the search never saw (90 to 110)." in page.sections["answer"]
+    answer = page.sections["answer"]
+    assert "Held out: 100 on 2 windows that the search never saw (90 to 110), in qualified tok/s." in answer
+    assert "Under bursts of cancels and forks it fell: the bound was passed." in answer
+    assert "On windows that the search never saw, qualified tok/s" in page.sections["proofs"]
     proofs = page.sections["proofs"]
     assert all(w in proofs for w in ("4 [-1 to 9]", "96.0%", "fell", "the bound was passed", "-3.10%", "4.0%"))
 
@@ -261,7 +264,25 @@ def test_the_front_is_the_one_that_was_asked_for(sweep: SweepFolder) -> None:
     assert one.value is not None
     waste = (waste_of(one.trials[0]) + waste_of(one.trials[1])) / 2
     front = (FrontPoint(label=one.label, trials=one.trials, value=one.value, waste_byte_seconds_per_token=waste),)
-    assert "1 of 4 are on the front" in _with(sweep, front=front).sections["search"]
+    search = _with(sweep, front=front).sections["search"]
+    assert "1 of 4 are on the front" in search
+    assert "waste, KiB x s a qualified token" in search  # 2 KiB x s and less: in MiB no axis could be read
+
+
+def test_a_wide_space_is_told_by_what_differs_from_the_default(sweep: SweepFolder) -> None:
+    outcome = sweep.load_outcome()
+    assert outcome is not None
+    usual = "block_size=16 watermark=0 queue=fcfs victim=largest"
+    wide = [
+        c.model_copy(update={"label": usual.replace("16", str(c.block_size))}) if c.in_space else c
+        for c in outcome.candidates
+    ]
+    won = next(c.label for c in wide if c.block_size == WINNER)
+    page = _with(sweep, candidates=tuple(wide), winner=won, tied=(usual,), sentence=f"Use {won}.")
+    assert f"Use block_size={WINNER}." in page.sections["answer"]
+    assert f"Labels name what differs from the default, {usual}." in page.sections["answer"]
+    assert page.sections["answer"].count("queue=fcfs") == 1
+    assert all("queue=fcfs" not in page.sections[s] for s in SECTIONS if s not in ("answer", "environment"))
 
 
 def test_trials_that_prove_are_no_part_of_the_search(sweep: SweepFolder) -> None:

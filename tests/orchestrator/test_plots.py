@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from orchestrator.frames import Binned
+from orchestrator.plots import log_ticks
 from orchestrator.plots_knee import KneePoint, Panel, knee_svg
 from orchestrator.plots_ledger import ledger_svg, occupancy_svg, tokens_svg
 from trials.ledger import ACCOUNTS
@@ -105,5 +106,30 @@ def test_a_plot_with_the_most_bins_stays_small() -> None:
 
 def test_an_overloaded_control_does_not_flatten_the_others() -> None:
     far = KneePoint("contiguous", 8192, 2e6, 2e6, 2e6, False, "control", in_space=False)
-    assert "10^{6}" in knee_svg([*POINTS[:2], far], PANEL, "k")
-    assert "10^{" not in knee_svg(POINTS, PANEL, "k")
+    assert ">1,000,000<" in knee_svg([*POINTS[:2], far], PANEL, "k")
+    assert ">1,000,000<" not in knee_svg(POINTS, PANEL, "k")
+
+
+@pytest.mark.parametrize(("low", "high", "marks"), [
+    (0.4, 30.0, ["0.5", "1", "2", "5", "10", "20"]), (1.1, 130.0, ["10", "100"]),
+    (70.0, 2e6, ["100", "1,000", "10,000", "100,000", "1,000,000"]),
+])  # fmt: skip
+def test_a_log_axis_is_marked_in_plain_numbers_at_least_twice(low: float, high: float, marks: list[str]) -> None:
+    assert list(log_ticks(low, high).values()) == marks
+
+
+def _top(svg: str, ids: str) -> float:
+    """The y of the first text in a group: SVG counts downwards."""
+    group = svg[svg.index(f'id="{ids}"') :]
+    found = re.search(r'<text[^>]*?(?:y="([-0-9.]+)"|translate\([-0-9.]+ ([-0-9.]+)\))', group)
+    assert found is not None
+    return float(found[1] or found[2])
+
+
+def test_a_title_of_many_lines_does_not_run_into_the_legend() -> None:
+    long = (
+        "block_size=16 max_num_seqs=256 max_num_batched_tokens=2048 watermark=0 queue=fcfs victim=largest (chosen)"
+    )
+    for svg in (ledger_svg(_binned(), long, "l"), occupancy_svg(_binned(), long, "modelled", "l")):
+        axis = _top(svg, "l-axes_1")
+        assert _top(svg, "l-legend_1") > axis
