@@ -15,13 +15,13 @@ import numpy as np
 from orchestrator.bound_answer import WITHIN, Bound, BoundRow, limit_of, nouns_of, words_of
 from orchestrator.config import SWEEP_ONLY
 from orchestrator.overrides import apply_sets
-from trials.bracket import Bracket, rungs, search
+from trials.bracket import Bracket, rung_near, rungs, search
 from trials.capacity import load_of, needed_requests
 from trials.content import Content
 from trials.documents import read_yaml, validated
 from trials.engine import Engine, Refused
 from trials.ladder import Measured, Replays
-from trials.load import window_of
+from trials.load import counted, window_of
 from trials.relaxed import BLOCK_SIZE, MECHANISMS, granule, pays_for_tables, relaxed_engine
 from trials.slo import parse_slo
 from trials.spec import Ladder, PoolPolicy, PoolSpec, TrialSpec, Window, resolve_paths
@@ -57,9 +57,6 @@ class _Scene:
         self.phase = "steady" if "steady" in spec.phases else "cold"
         self.replays = 0
 
-    def rung_of(self, scale: float) -> int:
-        return min(range(len(self.values)), key=lambda k: abs(self.values[k] - scale))
-
     def search(self, engine: Engine, hint: int, stride: int, first: int | None = None) -> _Found:
         """From `hint`; where `first` is given it must hold, or nothing more is tried."""
         replays = Replays(engine, self.trace, self.spec, lambda text: None)
@@ -88,27 +85,25 @@ class _Scene:
 def bound(spec: TrialSpec, trace: Trace, num_requests: int = NUM_REQUESTS) -> Bound:
     """Bound what could be gained over the spec on the trace. SpecError where the spec cannot be simulated."""
     began = time.perf_counter()
-    spec = _prepared(spec, trace, num_requests)
     trace = superposed(trace, spec.trace.superpose)
+    spec = _prepared(spec, trace, num_requests)
     scene = _Scene(spec, trace)
     plain = relaxed_engine(spec, trace, scene.content, ())
     if isinstance(plain, Refused):
         raise SpecError(f"nothing to bound: {plain.words}")
-    base = scene.search(plain, scene.rung_of(1.0), _STRIDE)
+    base = scene.search(plain, rung_near(scene.values, 1.0), _STRIDE)
     rows, absent = [], []
     for name, noun, build in _variants(spec, trace, scene.content):
         if build is None:
             absent.append(name)
             continue
         rows.append(_row(scene, name, noun, build(), base))
-    _, start, end = window_of(trace, spec.trace)
     found = _summed(spec, scene, base, tuple(rows), tuple(absent))
-    window = (start / 1e9, end / 1e9)
-    return found.model_copy(update={"window_s": window, "seconds": time.perf_counter() - began})
+    return found.model_copy(update={"seconds": time.perf_counter() - began})
 
 
 def _prepared(spec: TrialSpec, trace: Trace, num_requests: int) -> TrialSpec:
-    """The spec on a window of at most so many requests, at its start; slots and times as they are."""
+    """The spec on a window of at most so many requests of the trace as it is replayed, at the window's start."""
     slo = parse_slo(spec.slo)
     if not slo.bounds_waiting:
         raise SpecError(
@@ -177,7 +172,7 @@ def _row(scene: _Scene, name: str, noun: str, engine: Engine | Refused, base: _F
     if best is not None and best + 1 >= len(scene.values):
         return BoundRow(mechanism=name, noun=noun, capacity=scene.values[best], gain=0.0, replays=0)
     if best is None:  # without contention, or not at all
-        found = scene.search(engine, 0, _STRIDE, scene.rung_of(_ALONE))
+        found = scene.search(engine, 0, _STRIDE, rung_near(scene.values, _ALONE))
     else:
         found = scene.search(engine, 0, 1, best + 1)
     reached = found.bracket.best
@@ -201,20 +196,14 @@ def _summed(
     stopped = (beyond.stopped_early or "") if beyond else ""
     binding = stopped.partition(": ")[2] or (beyond.binding if beyond else "nothing")
     needs = needed_requests(base.decides, parse_slo(spec.slo), 1.0) if base.decides is not None else 0
+    requests, window_s = counted(scene.trace, spec.trace)
     draft = Bound(
-        words="", within=WITHIN, needs_requests=needs, requests=_counted(spec, scene.trace),
-        window_s=(0.0, 0.0), slo=spec.slo,
+        words="", within=WITHIN, needs_requests=needs, requests=requests, window_s=window_s, slo=spec.slo,
         default=None if best is None else scene.values[best], binding=binding,
         ideal=by_name["all"].capacity, block_size_gain=block_gain, limited_by=limited_by, rows=rows,
         not_applicable=absent, token_granularity=granule(scene.trace), replays=scene.replays, seconds=0.0,
     )  # fmt: skip
     return draft.model_copy(update={"words": words_of(draft, block, nouns_of(spec))})
-
-
-def _counted(spec: TrialSpec, trace: Trace) -> int:
-    _, start, end = window_of(trace, spec.trace)
-    at = trace.arrival_ns - int(trace.arrival_ns[0])
-    return int(((at >= start) & (at < end)).sum())
 
 
 def bound_spec(engine: str, trace: Path, sets: Sequence[str]) -> TrialSpec:

@@ -114,7 +114,7 @@ class Recipe(_Model):
         trace = self.spec.trace.model_copy(update={"path": str(self.trace.find(folder))})
         engine = self.spec.engine
         if self.table is not None:
-            engine = engine.model_copy(update={"step_time": f"table:{self.table.find(folder)}"})
+            engine = engine.with_table(self.table.find(folder))
         return self.spec.model_copy(update={"trace": trace, "engine": engine})
 
     def pinned_spec(self, folder: Path) -> TrialSpec:
@@ -249,11 +249,10 @@ def _window_of(result: TrialResult) -> tuple[int, int] | None:
 def _relative(spec: TrialSpec, folder: Path) -> tuple[TrialSpec, Locator, Locator | None]:
     """The spec with locators relative to the recipe's folder, and both forms of each."""
     trace = _locator(Path(spec.trace.path), folder)
-    step_time = spec.engine.step_time or ""
-    table = _locator(Path(step_time.removeprefix("table:")), folder) if step_time.startswith("table:") else None
     engine = spec.engine
+    table = None if engine.table is None else _locator(engine.table, folder)
     if table is not None:
-        engine = engine.model_copy(update={"step_time": f"table:{table.relative}"})
+        engine = engine.with_table(table.relative)
     moved = spec.model_copy(
         update={"trace": spec.trace.model_copy(update={"path": trace.relative}), "engine": engine}
     )

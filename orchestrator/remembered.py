@@ -81,9 +81,9 @@ def begun_entry(folder: SweepFolder, sweep: Sweep) -> SweepEntry:
 
 def _content(sweep: Sweep) -> tuple[Content, ...]:
     found = [Content("trace", sweep.trace_digest, Path(sweep.config.trace.path))]
-    if sweep.table_digest is not None:
-        table = (sweep.config.engine.step_time or "").removeprefix("table:")
-        found.append(Content("table", sweep.table_digest, Path(table)))
+    table = sweep.config.engine.table
+    if sweep.table_digest is not None and table is not None:
+        found.append(Content("table", sweep.table_digest, table))
     return tuple(found)
 
 

@@ -20,7 +20,7 @@ from orchestrator.folder import AttemptRecord, read_attempt
 from orchestrator.ledger_diff import LedgerDifference, compare_ledgers
 from orchestrator.recipe import Recipe, load_recipe, read_table
 from orchestrator.tolerance import Compared, compare
-from trials.fingerprint import changed_parts, file_digest, spec_hash, trace_hash, trace_parts
+from trials.fingerprint import changed_parts, file_digest, spec_hash, table_digest_of, trace_hash, trace_parts
 from trials.result import TrialResult
 from trials.spec import TrialSpec
 from trials.trace import load_trace
@@ -179,15 +179,10 @@ def _moved_content(recipe: Recipe, spec: TrialSpec) -> list[str]:
     if (found := trace_hash(trace)) != recipe.hashes.trace:
         columns = changed_parts(recipe.trace_parts, trace_parts(trace))
         moved += [f"trace: {_in_words(line)}" for line in columns] or [_arrow("trace", recipe.hashes.trace, found)]
-    asked = spec_hash(spec, recipe.hashes.trace, _table_digest(spec))
+    asked = spec_hash(spec, recipe.hashes.trace, table_digest_of(spec))
     if asked != recipe.hashes.spec:
         moved.append(_arrow("spec (edited since the recipe was written)", recipe.hashes.spec, asked))
     return moved
-
-
-def _table_digest(spec: TrialSpec) -> str | None:
-    step_time = spec.engine.step_time or ""
-    return file_digest(Path(step_time.removeprefix("table:"))) if step_time.startswith("table:") else None
 
 
 def _in_words(line: str) -> str:

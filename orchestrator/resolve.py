@@ -13,7 +13,7 @@ from orchestrator.windows import planned_windows, rows_in
 from search_spaces.controls import control_spec
 from search_spaces.space import Space, SpaceSpec, build_space, load_space_spec, require_grid
 from trials.documents import read_yaml, validated
-from trials.fingerprint import file_digest, trace_hash
+from trials.fingerprint import table_digest_of, trace_hash
 from trials.geometry import block_bytes, effective_block_size
 from trials.roofline import step_time
 from trials.spec import EngineSpec, TrialSpec, resolve_paths
@@ -119,13 +119,10 @@ def _checked_hash(config: SweepConfig, trace: Trace, base: TrialSpec) -> str:
 
 
 def _table_digest(base: TrialSpec, key: str = "engine.step_time") -> str | None:
-    step_time = base.engine.step_time or ""
-    if not step_time.startswith("table:"):
-        return None
-    path = Path(step_time.removeprefix("table:"))
-    if not path.is_file():
-        raise SpecError(f"{key}: {path}: no such table; make one with `kvknee calibrate`")
-    return file_digest(path)
+    table = base.engine.table
+    if table is not None and not table.is_file():
+        raise SpecError(f"{key}: {table}: no such table; make one with `kvknee calibrate`")
+    return table_digest_of(base)
 
 
 def _budget(config: SweepConfig, space: Space) -> tuple[str, int]:

@@ -17,7 +17,6 @@ from trials.fingerprint import file_digest
 from trials.spec import TrialSpec
 from trials.trace import write_whole
 
-_TABLE = "table:"
 _LARGE_BYTES = 64 << 20
 
 
@@ -94,9 +93,8 @@ def items_of(spec: TrialSpec, digests: Digests) -> tuple[Item, ...]:
 
 def _locators(spec: TrialSpec) -> Iterator[tuple[str, Path]]:
     yield "trace", Path(spec.trace.path)
-    step_time = spec.engine.step_time or ""
-    if step_time.startswith(_TABLE):
-        yield "table", Path(step_time.removeprefix(_TABLE))
+    if spec.engine.table is not None:
+        yield "table", spec.engine.table
     if spec.model.path is not None:
         yield "model", Path(spec.model.path)
 
@@ -128,7 +126,7 @@ def relocated(spec: TrialSpec, paths: dict[str, Path]) -> TrialSpec:
     if "trace" in paths:
         update["trace"] = spec.trace.model_copy(update={"path": str(paths["trace"])})
     if "table" in paths:
-        update["engine"] = spec.engine.model_copy(update={"step_time": f"{_TABLE}{paths['table']}"})
+        update["engine"] = spec.engine.with_table(paths["table"])
     if "model" in paths:
         update["model"] = spec.model.model_copy(update={"path": str(paths["model"])})
     return spec.model_copy(update=update)

@@ -81,13 +81,18 @@ def spec_identity(spec: TrialSpec, trace_digest: str, table_digest: str | None =
     identity["trace"].pop("path")
     identity["trace"]["digest"] = trace_digest
     identity["engine"].pop("python")
-    if (spec.engine.step_time or "").startswith("table:"):
+    if spec.engine.table is not None:
         if table_digest is None:
             raise ValueError(f"{spec.engine.step_time}: the digest of the table is needed, its path does not count")
-        identity["engine"]["step_time"] = f"table:{table_digest}"
+        identity["engine"]["step_time"] = spec.engine.with_table(table_digest).step_time
     for name in ("name", "path"):
         identity["model"].pop(name)
     return identity
+
+
+def table_digest_of(spec: TrialSpec) -> str | None:
+    """Of the table of step times, where the spec has one. OSError where it is not there."""
+    return None if spec.engine.table is None else file_digest(spec.engine.table)
 
 
 def spec_hash(spec: TrialSpec, trace_digest: str, table_digest: str | None = None) -> str:

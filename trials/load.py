@@ -89,6 +89,13 @@ def window_of(trace: Trace, spec: TraceSpec) -> tuple[int, int, int]:
     return stretch, start, end
 
 
+def counted(trace: Trace, spec: TraceSpec) -> tuple[int, tuple[float, float]]:
+    """(requests that arrive in the window, its ends in seconds of trace time). TraceError where it holds none."""
+    _, start, end = window_of(trace, spec)
+    at = trace.arrival_ns - int(trace.arrival_ns[0])
+    return int(((at >= start) & (at < end)).sum()), (start / 1e9, end / 1e9)
+
+
 def rate_of(trace: Trace) -> float:
     """Mean arrivals a second over the trace's span."""
     span = int(trace.arrival_ns[-1] - trace.arrival_ns[0])

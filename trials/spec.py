@@ -85,6 +85,16 @@ class EngineSpec(_Model):
             )
 
     @property
+    def table(self) -> Path | None:
+        """The file of measured step times, a locator; None where time comes from elsewhere."""
+        kind, _, path = (self.step_time or "").partition(":")
+        return Path(path) if kind == "table" else None
+
+    def with_table(self, path: Path | str) -> "EngineSpec":
+        """The same with its table there, or (in a hash) with the table's digest."""
+        return self.model_copy(update={"step_time": f"table:{path}"})
+
+    @property
     def num_ranks(self) -> int:
         """Devices that one copy of the model takes."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
@@ -302,9 +312,8 @@ def resolve_paths(spec: TrialSpec, folder: Path) -> TrialSpec:
     """The same spec with absolute locators."""
     trace = spec.trace.model_copy(update={"path": str((folder / spec.trace.path).resolve())})
     engine = spec.engine
-    if engine.step_time and engine.step_time.startswith("table:"):
-        table = (folder / engine.step_time.removeprefix("table:")).resolve()
-        engine = engine.model_copy(update={"step_time": f"table:{table}"})
+    if engine.table is not None:
+        engine = engine.with_table((folder / engine.table).resolve())
     if engine.python and "/" in engine.python:
         # Not resolved: a virtual environment's interpreter is a link, and is known by where it lies.
         engine = engine.model_copy(update={"python": str((folder / engine.python).absolute())})

@@ -28,7 +28,7 @@ from trials.content import Content
 from trials.engine import Engine, EngineDied, EngineFacts, EngineStart, PoolGeometry, Refused
 from trials.engines import domain_of, engine_module
 from trials.exhausted import ran_out
-from trials.fingerprint import engine_hash, environment, file_digest, spec_hash, trace_hash
+from trials.fingerprint import engine_hash, environment, spec_hash, table_digest_of, trace_hash
 from trials.geometry import block_table_bytes
 from trials.group_result import EffectiveGroup
 from trials.ladder import Asked, Locks, Outcome, run
@@ -54,10 +54,8 @@ def say(text: str, kind: str = "progress") -> None:
 
 def hashes_of(spec: TrialSpec, trace: Trace, identity: Mapping[str, Any]) -> Hashes:
     """The three hashes of a trial."""
-    time_of = spec.engine.step_time or ""
-    table = file_digest(Path(time_of.removeprefix("table:"))) if time_of.startswith("table:") else None
     known = trace_hash(trace)
-    return Hashes(spec=spec_hash(spec, known, table), trace=known, engine=engine_hash(identity))
+    return Hashes(spec=spec_hash(spec, known, table_digest_of(spec)), trace=known, engine=engine_hash(identity))
 
 
 def run_trial(
@@ -123,7 +121,7 @@ def requested(spec: TrialSpec) -> dict[str, Any]:
     asked["trace"].pop("path")
     asked["engine"].pop("python")
     asked["model"].pop("path")
-    if (asked["engine"]["step_time"] or "").startswith("table:"):
+    if spec.engine.table is not None:
         asked["engine"]["step_time"] = "table"  # which one is in the spec hash
     return asked
 
@@ -190,12 +188,11 @@ def judge(outcome: Outcome, facts: EngineFacts, spec: TrialSpec, blank: TrialRes
 
 def warnings_of(done: Sized, spec: TrialSpec) -> tuple[str, ...]:
     """What does not speak against the trial, but has to be known: step times beyond what their model covers."""
-    step_time = spec.engine.step_time or ""
-    if step_time.startswith("roofline:") and (ranks := done.facts.ranks) > 1:
+    if (spec.engine.step_time or "").startswith("roofline:") and (ranks := done.facts.ranks) > 1:
         return (f"step times are one GPU's: what {ranks} ranks share out and exchange is not in them",)
-    if not step_time.startswith("table:"):
+    if spec.engine.table is None:
         return ()
-    table, decides = load_table(Path(step_time.removeprefix("table:"))), done.outcome.replays[done.outcome.decides]
+    table, decides = load_table(spec.engine.table), done.outcome.replays[done.outcome.decides]
     words = outside(table, decides.replay.steps, done.facts.groups[done.facts.token_group].block_size)
     return (words,) if words else ()
 

@@ -54,6 +54,13 @@ def prompts():
     return trace((400, 600), (2, 2), gap_ms=5.0)
 
 
+def test_of_copies_laid_over_one_another_no_more_requests_are_replayed_than_asked():
+    """What went wrong: the window was cut on the trace alone, and held four times as many of the copies."""
+    own = spec(block_size=256)
+    laid = own.model_copy(update={"trace": own.trace.model_copy(update={"superpose": 4})})
+    assert bound(laid, short(), num_requests=60).requests == 60
+
+
 def test_on_short_sequences_in_a_tight_pool_tail_slack_is_named():
     found = bound(spec(block_size=256), short())
     assert found.limited_by == "tail_slack"

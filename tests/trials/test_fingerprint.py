@@ -169,6 +169,15 @@ def test_a_step_table_counts_by_content_and_its_path_does_not() -> None:
         spec_hash(near, "t")
 
 
+def test_where_a_table_lies_is_read_and_written_in_one_place() -> None:
+    near = spec(engine={"name": "simulator", "step_time": "table:/here/t.json"}).engine
+    assert near.table == Path("/here/t.json")
+    assert near.with_table("/there/u.json").table == Path("/there/u.json")
+    assert "table" not in near.model_dump(), "a locator that is hashed twice"
+    for other in ("roofline:h100-sxm", "linear:1,2"):
+        assert near.model_copy(update={"step_time": other}).table is None
+
+
 # --- engine hash
 
 

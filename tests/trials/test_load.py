@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.builders import build_trace
-from trials.load import Offer, offer, scale_of, window_of
+from trials.load import Offer, counted, offer, scale_of, window_of
 from trials.spec import Load, TraceSpec, Window
 from trials.trace import Trace, TraceError
 
@@ -28,6 +28,14 @@ def both(trace: Trace, asked: TraceSpec, load: Load | None = None) -> tuple[Offe
 
 def counted_rows(offered: Offer) -> list[int]:
     return offered.rows[offered.counted > 0].tolist()
+
+
+@pytest.mark.parametrize(("start", "duration", "warmup"), [(None, S, 2 * S), (0, 3 * S, S), (4 * S, 3 * S, 2 * S)])
+def test_as_many_are_counted_as_are_offered(start: int | None, duration: int, warmup: int) -> None:
+    trace, asked = every(300, 40), spec(start, duration, warmup)
+    requests, (begin, end) = counted(trace, asked)
+    assert requests == len(counted_rows(both(trace, asked)[0]))
+    assert (begin, end) == tuple(ns / 1e9 for ns in window_of(trace, asked)[1:])
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])

@@ -1,7 +1,6 @@
 """simulator: our scheduler and pool on a virtual clock; a step-time model says how long a step takes."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from trials.content import Content
@@ -46,14 +45,17 @@ def identity(spec: TrialSpec) -> Mapping[str, Any]:
     return own_identity(spec, ["engines/simulator.py", "roofline.py", "step_tables.py"], [])
 
 
-def _stands_for(spec: TrialSpec, text: str) -> None:
+def _stands_for(spec: TrialSpec) -> None:
     """`engine.args.stands_for`: the hash of the engine that the times must have been measured on. SpecError."""
     wanted = spec.engine.args.get("stands_for")
     if wanted is None:
         return
-    if not text.startswith("table:"):
-        raise SpecError(f"engine.args.stands_for needs step times that were measured: a table, not {text}")
-    require_engine(load_table(Path(text.removeprefix("table:"))), str(wanted))
+    engine = spec.engine
+    if engine.table is None:
+        raise SpecError(
+            f"engine.args.stands_for needs step times that were measured: a table, not {engine.step_time}"
+        )
+    require_engine(load_table(engine.table), str(wanted))
 
 
 def open(spec: TrialSpec, content: Content) -> Engine | Refused:
@@ -62,7 +64,7 @@ def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     if isinstance(geometry, str):
         return Refused(geometry)
     assert spec.engine.step_time is not None
-    _stands_for(spec, spec.engine.step_time)
+    _stands_for(spec)
     time_of = step_time(
         spec.engine.step_time,
         spec.model,
