@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_serial
 
 from orchestrator.domains import EngineSays
 from orchestrator.executor_spec import ExecutorSpec
-from orchestrator.points import Point as Point
+from orchestrator.points import Point
 from orchestrator.redaction import without_password
 from orchestrator.screen_spec import ScreenSpec
 from orchestrator.survival import SurvivalSpec

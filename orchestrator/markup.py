@@ -5,6 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trials.units import byte_unit
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -29,10 +31,8 @@ def number(value: float | None, digits: int = 4) -> str:
 
 def in_bytes(value: float) -> str:
     """`1.5 GiB`, `384 KiB`, `17 B`."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(value) >= scale:
-            return f"{value / scale:.4g} {unit}"
-    return f"{value:.4g} B"
+    unit, scale = byte_unit(value)
+    return f"{value / scale:.4g} {unit}"
 
 
 def text(value: object) -> str:

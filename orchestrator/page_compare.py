@@ -9,11 +9,11 @@ from orchestrator.folder import TrialRecord
 from orchestrator.frames import BINNED_COLUMNS, Binned, Floats, bin_ledger, deciding_rows, read_columns
 from orchestrator.markup import nothing, option, paragraph
 from orchestrator.page_identity import METRICS
-from orchestrator.plots import byte_unit
 from orchestrator.plots_live import Item, both_live, ledger_live
 from orchestrator.shown import Sweep, ledger_of
 from trials.ledger import ACCOUNTS
 from trials.result import TrialResult
+from trials.units import byte_unit
 
 _BINS, _FEW_BINS, _MANY_TRIALS = 120, 48, 60  # points over time of a trial; fewer where there are many trials
 _TOKENS = (("live", "live tokens", "blue"), ("allocated", "allocated slots", "vermilion"))

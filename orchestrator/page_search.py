@@ -6,12 +6,12 @@ from statistics import fmean
 
 from orchestrator.importance import importances
 from orchestrator.markup import Value, figures, folded, nothing, number, paragraph, table
-from orchestrator.plots import byte_unit
 from orchestrator.plots_bars import Bars, Part, bars_svg
 from orchestrator.plots_points import Cloud, Point, cloud_svg
 from orchestrator.shown import Shown, Sweep
 from orchestrator.shown_quantities import Read, objective_of
 from search_spaces.outcome import FrontPoint
+from trials.units import byte_unit
 
 
 def search(sweep: Sweep) -> str:

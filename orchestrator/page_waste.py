@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from orchestrator.markup import Value, figures, folded, nothing, paragraph, table
-from orchestrator.plots import byte_unit
 from orchestrator.plots_bars import Bars, Part, bars_svg
 from orchestrator.shown import NO_LEDGER, Focus, Shown, Sweep
 from orchestrator.shown_quantities import leaders
 from trials.result import TrialResult
+from trials.units import byte_unit
 
 _Kind = tuple[str, str, str, str]  # key of the ledger, words, colour, hatch
 _SEARCHED = 12  # block sizes that are drawn

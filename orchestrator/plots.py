@@ -127,11 +127,3 @@ def empty(axes: Any, why: str) -> None:
 def steps(axes: Any, edges: Floats, values: Floats, **look: Any) -> None:
     """Values [n] that hold between edges [n + 1]."""
     axes.step(edges, np.append(values, values[-1]), where="post", lw=1.1, **look)
-
-
-def byte_unit(value: float) -> tuple[str, int]:
-    """The unit in which so many bytes are read, and how many bytes it has."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if value >= scale:
-            return unit, scale
-    return "bytes", 1

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from orchestrator.frames import Binned
-from orchestrator.plots import INK, PALETTE, Floats, Said, byte_unit, figure, legend_below, steps, titled
+from orchestrator.plots import INK, PALETTE, Floats, Said, figure, legend_below, steps, titled
 from trials.ledger import ACCOUNTS
+from trials.units import byte_unit
 
 ACCOUNT_COLOURS = {
     "payload": "blue", "tail_slack": "vermilion", "reserved_ahead": "purple", "cached": "green",

@@ -8,11 +8,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.plots import INK, PALETTE, ROLES, byte_unit, log_ticks
+from orchestrator.plots import INK, PALETTE, ROLES, log_ticks
 from orchestrator.plots_knee import KneePoint, Panel, crowded, log_scaled, plotted, size_label
 from orchestrator.plots_ledger import ACCOUNT_COLOURS
 from orchestrator.plots_points import Cloud
 from trials.ledger import ACCOUNTS
+from trials.units import byte_unit
 
 _HEIGHT = 300
 _MARKERS = {"chosen": "star", "tied": "diamond", "candidate": "circle", "control": "square"}

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from trials.spec import EngineSpec, PoolPolicy, PoolSpec, TrialSpec
-from trials.units import SpecError, nearest, parse_bytes
+from trials.units import BYTE_UNITS, SpecError, nearest, parse_bytes
 
 Value = int | float | str | bool
 MAX_POINTS = 1 << 20
@@ -20,7 +20,6 @@ _POLICY, _ARGS = "policy.", "engine.args."
 # What says where and as what a trial runs cannot differ between trials that are compared.
 _FIXED = ("args", "clock", "device", "env", "name", "python")
 _BYTES = ("bytes", "device_budget", "page_bytes")
-_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _SEARCHED = {
     "policy.": tuple(PoolPolicy.model_fields),
     "engine.": tuple(name for name in EngineSpec.model_fields if name not in _FIXED),
@@ -148,7 +147,7 @@ class Dimension:
         if isinstance(value, float):
             return f"{value:g}"
         if self.field.rpartition(".")[2] in _BYTES and isinstance(value, int):
-            whole = ((unit, scale) for unit, scale in _UNITS if value and value % scale == 0)
+            whole = ((unit, scale) for unit, scale in BYTE_UNITS if value and value % scale == 0)
             return next((f"{value // scale}{unit}" for unit, scale in whole), str(value))
         return str(value)
 

@@ -13,6 +13,7 @@ _BYTES = {
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
     "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 }  # fmt: skip
+BYTE_UNITS = tuple((unit, _BYTES[unit]) for unit in ("GiB", "MiB", "KiB"))  # in which bytes are shown
 _NS = {
     "ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9,
     "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9,
@@ -64,6 +65,11 @@ def _whole(number: str, unit: str, units: dict[str, int], said: str) -> int:
 def parse_bytes(text: object, what: str = "bytes") -> int:
     """`16GiB`, `500MB` or a plain number of bytes -> bytes. `16G` is refused: it has two meanings."""
     return _parse(text, _BYTES, what, "16GiB")
+
+
+def byte_unit(value: float) -> tuple[str, int]:
+    """The largest unit that so many bytes reach, and how many bytes it has."""
+    return next(((unit, scale) for unit, scale in BYTE_UNITS if abs(value) >= scale), ("B", 1))
 
 
 def parse_ns(text: object, what: str = "duration") -> int:

@@ -4,7 +4,8 @@ import pytest
 import yaml
 from fake_rooms import SWEEP, make_sweep, write_trace
 
-from orchestrator.config import SWEEP_ONLY, Point
+from orchestrator.config import SWEEP_ONLY
+from orchestrator.points import Point
 from orchestrator.resolve import load_sweep, load_trial
 from orchestrator.sweep_file import differences, stored_sweep, sweep_yaml
 from trials.trace import TraceError
