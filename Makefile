@@ -8,6 +8,12 @@ GPU_NEEDS     := import numpy, pyarrow, pydantic, torch, yaml
 ENGINES       := .venv-engines
 ENGINES_STAMP := $(ENGINES)/.installed
 
+# Folders with public traces and with a published run: benchmarks/public_traces.py names the files and who has them.
+TRACES ?= $(KVKNEE_TRACES)
+RUNS   ?= $(KVKNEE_RUNS)
+export KVKNEE_TRACES := $(if $(TRACES),$(abspath $(TRACES)))
+export KVKNEE_RUNS := $(if $(RUNS),$(abspath $(RUNS)))
+
 # What libraries would otherwise leave in the user's home.
 export MPLCONFIGDIR := $(CURDIR)/$(VENV)/cache/matplotlib
 export MLFLOW_DISABLE_TELEMETRY := true
@@ -29,7 +35,8 @@ help:
 	@echo "make test-engines  set it up, test the engines in it, compare our scheduler with vLLM's own"
 	@echo "make gpu-check  on a machine with a GPU: torch_paged's laws and decode attention by block size, in 8 minutes"
 	@echo "make chaos    a sweep over an emulated cluster while things die: five seeds, about six minutes"
-	@echo "make full     make test, then the slow tests and the benchmarks' targets"
+	@echo "make full     make test, then the slow tests and the benchmarks' targets; with TRACES=DIR RUNS=DIR also on"
+	@echo "              public traces and a published run (benchmarks/public_traces.py)"
 
 install: $(STAMP)
 
@@ -65,7 +72,7 @@ types: $(STAMP)
 	$(call stage,types,$(BIN)/mypy)
 
 unit: $(STAMP)
-	$(call stage,unit,$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not browser")
+	$(call stage,unit,$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not browser")
 
 # Chromium comes from the system: .ci/run installs Debian's where it is missing.
 test-browser: $(STAMP)
@@ -97,7 +104,12 @@ full: test test-engines
 	$(call stage,simulator speed,$(BIN)/python benchmarks/simulator_speed.py)
 	$(call stage,provoked failures,$(BIN)/kvknee controls)
 	$(call stage,watermark,$(BIN)/python benchmarks/watermark.py)
-	$(call stage,truth,$(BIN)/python benchmarks/truth.py ../shared/truth/vllm_rtx4090_llama31_8b --sensitivity)
+ifneq ($(RUNS),)
+	$(call stage,truth,$(BIN)/python benchmarks/truth.py --sensitivity)
+else
+	@echo "== truth: left out, no RUNS=DIR with a published run (benchmarks/public_traces.py)"
+endif
+	$(call stage,command line,$(BIN)/python benchmarks/cli_cost.py)
 	$(call stage,watching torch_paged,$(BIN)/python benchmarks/watching.py)
 	$(call stage,watching vLLM,$(ENGINES)/bin/python benchmarks/watching.py --engine vllm)
 	$(call stage,calibrate and predict,$(BIN)/python benchmarks/calibration.py)

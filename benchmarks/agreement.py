@@ -4,8 +4,9 @@
                                                      [--json FILE|-] [--no-controls]
 
 The grid: five block sizes, prefix caching on and off, tight and ample pools, token budgets 64 (64 sequences) and
-2048, for N requests of each public trace; with aborts, repeated samples, watermarks, reservations, long-prefill
-thresholds and the priority policy drawn per cell. `--every K` takes every K-th cell. Compared after each step:
+2048, for N requests of each public trace (public_traces.py says which; without any, of a generated one); with
+aborts, repeated samples, watermarks, reservations, long-prefill thresholds and the priority policy drawn per cell.
+`--every K` takes every K-th cell. Compared after each step:
 tokens scheduled, running and waiting order, KV tokens held, new block ids, free and cached counts, the free queue
 in order, hits, preemptions, ends, the ledger row, why the head of the queue waits, and the step's time.
 
@@ -26,12 +27,12 @@ from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.agreement_loads import Cell, available, case, cells, load
+from benchmarks.agreement_loads import GENERATED, Cell, available, case, cells, load
 from benchmarks.agreement_pair import Tally, lockstep, record, replayed
 from benchmarks.agreement_rules import RULES, Caught, caught, control_cases
+from benchmarks.public_traces import TRACES, folder
 from trials.trace import Trace
 
-ROOT = Path(__file__).resolve().parents[1]
 _COLUMNS = ("steps", "preemptions", "hit_tokens", "evictions", "aborts", "finished", "stuck", "differing")
 
 
@@ -50,13 +51,13 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Task:
     cell: Cell
-    folder: str
+    folder: Path | None
     requests: int
 
 
 @cache
-def _trace(folder: str, source: str) -> Trace:
-    return load(Path(folder), source)
+def _trace(at: Path | None, source: str) -> Trace:
+    return load(at, source)
 
 
 def run_cell(task: Task) -> Run:
@@ -127,19 +128,19 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=30, help="requests of each trace in a cell")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--every", type=int, default=1, help="take every K-th cell of the grid")
-    parser.add_argument("--traces", type=Path, default=ROOT.parent / "shared" / "traces")
+    parser.add_argument("--traces", type=Path, help=f"folder of public traces; default: {TRACES}")
     parser.add_argument("--json", help="file for the document, or - for stdout (then the tables go to stderr)")
     parser.add_argument("--no-controls", action="store_true")
     chosen = parser.parse_args()
     out = sys.stderr if chosen.json == "-" else sys.stdout
-    sources, missing = available(chosen.traces)
+    traces = folder(TRACES, chosen.traces)
+    sources, missing = available(traces)
     for reason in missing:
         print(f"left out: {reason}", file=out)
-    if not sources:
-        print(f"no trace found in {chosen.traces}", file=sys.stderr)
-        return 1
+    if GENERATED in sources:
+        print("no public trace: the grid runs on a generated one", file=out)
     began = time.perf_counter()
-    tasks = [Task(cell, str(chosen.traces), chosen.requests) for cell in list(cells(sources))[:: chosen.every]]
+    tasks = [Task(cell, traces, chosen.requests) for cell in list(cells(sources))[:: chosen.every]]
     runs = run_grid(tasks, chosen.jobs, out)
     print_grid(runs, out)
     found, wrong = ([], []) if chosen.no_controls else run_controls(out)

@@ -1,4 +1,4 @@
-"""What both schedulers are given: requests of real traces, repeated samples, aborts, the policy of each cell."""
+"""What both schedulers are given: requests of public traces, repeated samples, aborts, the policy of each cell."""
 
 import itertools
 import random
@@ -11,7 +11,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from trials.formats import FORMATS, reader
+from benchmarks.public_traces import PUBLIC, absent
+from trials.formats import reader
+from trials.generate import generate, load_preset
 from trials.spec import PoolPolicy
 from trials.trace import Ragged, Trace, TraceMeta, make_trace
 
@@ -19,13 +21,7 @@ BLOCK_SIZES = (1, 4, 16, 64, 256)
 SMALL_BLOCK = 16  # below it prompts are capped, or hashing every token would be all that is measured
 CAP_TOKENS = 16_000
 SAMPLED_SHARE = 0.15  # of requests, where a cell has repeated samples
-SOURCES = {  # name -> (format, files below the folder of traces)
-    "azure conv": ("azure", "azure2023/AzureLLMInferenceTrace_conv.csv"),
-    "azure code": ("azure", "azure2023/AzureLLMInferenceTrace_code.csv"),
-    "mooncake": ("mooncake", "mooncake/conversation_head5000.jsonl"),
-    "sharegpt": ("lengths", "sharegpt_lengths/qwen3_32b_300.jsonl"),
-    "weka": ("weka", "weka/trace_*.json"),
-}
+GENERATED = "generated"  # the ready preset `chat`, where no public trace is at hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +57,17 @@ def cells(sources: list[str]) -> Iterator[Cell]:
         yield Cell(number, source, size, caching, tight, budget)
 
 
-def available(folder: Path) -> tuple[list[str], list[str]]:
-    """(sources that can be read, why the others cannot)."""
-    found, missing = [], []
-    for name, (form, pattern) in SOURCES.items():
-        if form not in FORMATS:
-            missing.append(f"{name}: no importer for format {form} yet")
-        elif not sorted(folder.glob(pattern)):
-            missing.append(f"{name}: {folder / pattern} is not there")
-        else:
-            found.append(name)
-    return found, missing
+def available(folder: Path | None) -> tuple[list[str], list[str]]:
+    """(sources that can be read, why the others cannot). Without any public trace a generated one is taken."""
+    found = [name for name, one in PUBLIC.items() if one.paths(folder)]
+    return found or [GENERATED], [absent(name, folder) for name in PUBLIC if name not in found]
 
 
-def load(folder: Path, source: str) -> Trace:
-    form, pattern = SOURCES[source]
-    return reader(form)(sorted(folder.glob(pattern)))
+def load(folder: Path | None, source: str) -> Trace:
+    if source == GENERATED:
+        return generate(load_preset("chat"))
+    one = PUBLIC[source]
+    return reader(one.form)(one.paths(folder))
 
 
 def case(cell: Cell, whole: Trace, requests: int) -> Case:

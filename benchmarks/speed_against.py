@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SPEED = "benchmarks/simulator_speed.py"
+SPEED, BESIDE = "benchmarks/simulator_speed.py", "benchmarks/public_traces.py"
 
 
 def unpack(revision: str, into: Path) -> None:
@@ -30,12 +30,14 @@ def unpack(revision: str, into: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as tar:
         tar.extractall(into, filter="data")
     (into / "benchmarks").mkdir()
-    shutil.copy(ROOT / SPEED, into / SPEED)
+    for script in (SPEED, BESIDE):
+        shutil.copy(ROOT / script, into / script)
 
 
-def seconds(tree: Path, trace: Path) -> dict[str, float]:
+def seconds(tree: Path, trace: Path | None) -> dict[str, float]:
     """Case -> CPU seconds of one round in that tree."""
-    command = [sys.executable, SPEED, str(trace), "--json", "-", "--rounds", "1"]
+    given = [] if trace is None else [str(trace.resolve())]
+    command = [sys.executable, SPEED, *given, "--json", "-", "--rounds", "1"]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise SystemExit(f"{tree}: {done.stderr.strip()[-400:]}")
@@ -48,14 +50,13 @@ def main() -> int:
     parser.add_argument("revision")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--least", type=float, default=0.9)
-    trace = ROOT.parent / "shared/traces/azure2023/AzureLLMInferenceTrace_conv.csv"
-    parser.add_argument("--trace", type=Path, default=trace, help="Azure CSV, or an imported trace")
+    parser.add_argument("--trace", type=Path, help="Azure CSV, or an imported trace; else of KVKNEE_TRACES")
     asked = parser.parse_args()
     best: dict[str, tuple[float, float]] = {}
     with tempfile.TemporaryDirectory(prefix="kvknee-speed-") as name:
         unpack(asked.revision, Path(name))
         for _ in range(asked.rounds):
-            then, now = seconds(Path(name), asked.trace.resolve()), seconds(ROOT, asked.trace.resolve())
+            then, now = seconds(Path(name), asked.trace), seconds(ROOT, asked.trace)
             for case in then.keys() & now.keys():
                 old, new = best.get(case, (float("inf"), float("inf")))
                 best[case] = min(old, then[case]), min(new, now[case])

@@ -1,11 +1,12 @@
 """Does the simulator tell a real engine's latencies, from the GPU's kernel tables and nothing fitted?
 
-    python benchmarks/truth.py RUN_FOLDER... [--model PRESET] [--every S] [--sensitivity] [--json FILE]
+    python benchmarks/truth.py [RUN_FOLDER...] [--model PRESET] [--every S] [--sensitivity] [--json FILE]
 
-A RUN_FOLDER is a published run of vLLM (trials/published_run.py): its requests are offered to our scheduler and
-pool with its settings, and each step takes what the tables of its GPU say (trials/kernel_tables.py). No constant
-is fitted, and none belongs to a run; the digest of every coefficient is printed. Asserted (exit 1): mean TTFT, TPOT
-and E2E within 4.0, 2.5 and 3.6 % (what a minimal simulator reached), each TTFT decile within 10 %.
+A RUN_FOLDER is a published run of vLLM (trials/published_run.py), by default that of public_traces.py: its requests
+are offered to our scheduler and pool with its settings, and each step takes what the tables of its GPU say
+(trials/kernel_tables.py). No constant is fitted, and none belongs to a run; the digest of every coefficient is
+printed. Asserted (exit 1): mean TTFT, TPOT and E2E within 4.0, 2.5 and 3.6 % (what a minimal simulator reached),
+each TTFT decile within 10 %.
 `--sensitivity` also shows what one percent of the pool, of all step times, and 0.1 ms a step would move: how much
 of an error each could explain. None of it enters the comparison.
 """
@@ -22,6 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.public_traces import RUN, RUN_WHERE, RUNS, folder
 from trials.content import Content
 from trials.engine import Audit, DeviceBytes, EngineFacts, LedgerRow, Step, Work
 from trials.engines.own import PagedEngine, effective_knobs
@@ -246,14 +248,20 @@ def _side_by_side(run: PublishedRun, found: Replay, every: int) -> dict[str, lis
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="RUN_FOLDER", help=f"else {RUN} below {RUNS}")
     parser.add_argument("--model", help="preset, where meta.json's model is not one")
     parser.add_argument("--every", type=int, default=1, help="print one second in so many")
     parser.add_argument("--sensitivity", action="store_true", help="what else one percent of something would move")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    beside = folder(RUNS)
+    folders = asked.folders or ([beside / RUN] if beside is not None else [])
+    if not folders:
+        print(f"no run to compare with: name its folder, or set {RUNS}; {RUN} is published at {RUN_WHERE}",
+              file=sys.stderr)  # fmt: skip
+        return 2
     try:
-        runs = [compare(folder, asked.model, max(asked.every, 1), asked.sensitivity) for folder in asked.folders]
+        runs = [compare(at, asked.model, max(asked.every, 1), asked.sensitivity) for at in folders]
     except SpecError as error:
         print(error, file=sys.stderr)
         return 2

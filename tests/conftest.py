@@ -1,4 +1,4 @@
-"""Fixtures for every room: where the real traces are."""
+"""Fixtures for every room: where public traces are."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.public_traces import TRACES, folder
 from trials.engines.kernels.threads import prepare_process
 
 # Whoever runs the tests in the background hands an ignored SIGINT down; what is tested here is interrupted by it.
@@ -16,18 +17,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before anything imports torch or numba: real tensors run on one thread in every test, as in a trial.
 prepare_process(1)
 
-_TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
-
 
 @pytest.fixture(scope="session")
 def real_traces() -> Path:
-    """Folder of public traces beside the checkout; absent, a failure in CI and a named skip elsewhere."""
-    if not _TRACES.is_dir():
-        reason = "the real traces are absent: ../shared/traces is not beside the checkout"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return _TRACES
+    """The folder of public traces that KVKNEE_TRACES names (benchmarks/public_traces.py says what lies in it)."""
+    at = folder(TRACES)
+    if at is None:
+        pytest.skip(f"{TRACES} names no folder of public traces")
+    assert at.is_dir(), f"{TRACES}={at}: no such folder"
+    return at
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.contracts.engine_laws import forks_of, work
 from trials.content import Content
-from trials.engine import Engine, Outcome, Step, Work
+from trials.engine import Engine, Outcome, Step
 from trials.engines.shapes import llama_config
 from trials.ragged import Ragged
 from trials.recount import check_row
@@ -53,17 +54,8 @@ def make_requests(
 
 def make_forks(prompt: int, output: int, inherited: Sequence[int], more: int = 8) -> Trace:
     """Row 0, and forks of it that inherit so many tokens, add `more` of their own and answer five."""
-    n = len(inherited) + 1
-    parent = np.full(n, 0, np.int64)
-    parent[0] = -1
-    starts = np.full(n, STARTS["fork"], np.int64)
-    starts[0] = STARTS["arrival"]
-    prompts, outputs = np.array([prompt, *(i + more for i in inherited)]), np.array([output, *[5] * (n - 1)])
-    trace = make_trace(
-        np.zeros(n, np.int64), prompts, outputs, parent=parent,
-        inherited_tokens=np.array([0, *inherited]), starts=starts,
-    )  # fmt: skip
-    return with_links(trace, Ragged.empty(n))
+    prompts, outputs = [prompt, *(i + more for i in inherited)], [output, *[5] * len(inherited)]
+    return forks_of(make_requests(prompts, outputs), inherited)
 
 
 def make_session(turns: Sequence[tuple[int, int]]) -> Trace:
@@ -112,13 +104,6 @@ def picks_of(folder: Path, trace: Trace, row: int) -> list[int]:
     return logits[first : len(tokens) - 1].argmax(-1).tolist()
 
 
-def work_of(trace: Trace, row: int) -> Work:
-    parent = int(trace.parent[row])
-    inherited = int(trace.inherited_tokens[row]) if parent >= 0 else 0
-    prompt, output = int(trace.num_prompt_tokens[row]), int(trace.num_output_tokens[row])
-    return Work(row, prompt, output, row, 0, parent, inherited)
-
-
 @dataclass
 class Driver:
     """Steps an engine, counts what each step delivers by the contract's words, and audits after every step."""
@@ -136,7 +121,7 @@ class Driver:
 
     def add(self, rows: Iterable[int]) -> None:
         for row in rows:
-            assert self.engine.add(work_of(self.trace, row)) is None
+            assert self.engine.add(work(self.trace, row)) is None
 
     def step(self) -> Step | None:
         step = self.engine.step()

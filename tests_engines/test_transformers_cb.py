@@ -14,10 +14,9 @@ from driving import (
     make_session,
     make_spec,
     serve,
-    work_of,
 )
 
-from tests.contracts.engine_laws import LAWS, Laboratory
+from tests.contracts.engine_laws import LAWS, Laboratory, work
 from trials.content import Content
 from trials.engine import Cause, EngineDied, Outcome
 from trials.ledger import account_bytes, unbalanced_rows
@@ -133,20 +132,6 @@ def test_cancelled_requests_are_over_at_once_and_their_blocks_are_back() -> None
     engine.close()
 
 
-def test_a_fork_starts_when_its_parent_holds_what_it_inherits() -> None:
-    trace = make_forks(prompt=40, output=20, inherited=[32, 40, 50])
-    engine = opened(trace, 8, 100)
-    driver = serve(engine, trace)
-    started = dict(driver.started)
-    assert started[1] == started[2] == 0, "the whole prompt is computed in the first step"
-    assert started[3] == 10, "ten decodes after it, fifty tokens are held"
-    assert driver.hits[1] == 32
-    assert driver.hits[2] == 40
-    assert driver.hits[3] == 48
-    assert driver.delivered == {0: 20, 1: 5, 2: 5, 3: 5}
-    engine.close()
-
-
 def test_a_fork_that_never_started_can_be_cancelled() -> None:
     trace = make_forks(prompt=30, output=5, inherited=[30])
     engine = opened(trace, 8, 100, max_num_batched_tokens=16, max_num_seqs=4)
@@ -165,8 +150,8 @@ def test_what_can_never_fit_is_refused_before_it_reaches_the_thread_and_the_othe
     trace = make_requests([150, 20, 180], [40, 10, 20])
     engine = opened(trace, 16, 12)
     engine.start(cold=True)
-    assert "12 blocks of 16 at its end, more than the 10" in str(engine.add(work_of(trace, 0)))
-    assert "more than max_model_len 192" in str(engine.add(work_of(trace, 2)))
+    assert "12 blocks of 16 at its end, more than the 10" in str(engine.add(work(trace, 0)))
+    assert "more than max_model_len 192" in str(engine.add(work(trace, 2)))
     driver = Driver(engine, trace)
     driver.add([1])
     driver.drain()
@@ -270,7 +255,7 @@ def test_a_dead_serving_thread_is_told_with_its_own_error(shared: Trace, monkeyp
 def test_one_request_that_fails_is_failed_and_not_delivered(shared: Trace) -> None:
     engine = opened(shared, 16, 40)
     engine.start(cold=True)
-    engine.add(work_of(shared, 0))
+    engine.add(work(shared, 0))
     engine.manager.input_queue.queue[0].logit_processor_kwargs["no_such"] = 1  # type: ignore[attr-defined]
     driver = Driver(engine, shared)
     driver.add([1])

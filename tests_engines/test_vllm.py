@@ -12,17 +12,15 @@ from driving import (
     expected_hits,
     is_empty,
     make_folder,
-    make_forks,
     make_requests,
     make_session,
     make_spec,
     picks_of,
     run_worker,
     serve,
-    work_of,
 )
 
-from tests.contracts.engine_laws import LAWS, Laboratory
+from tests.contracts.engine_laws import LAWS, Laboratory, work
 from trials.content import Content
 from trials.engine import Engine, EngineDied, Outcome, PoolGeometry, Refused
 from trials.engines import vllm
@@ -39,6 +37,7 @@ from trials.engines import vllm_args, vllm_opening  # noqa: E402
 SHARED = [[0, 1, 2, 3, 9], [0, 1, 2, 4], [0, 1, 2, 3], [5, 6], [0, 1, 7], [5, 6]]
 PROMPTS, OUTPUTS = [170, 140, 130, 80, 100, 66], [9, 12, 1, 20, 5, 7]
 SIZES = (32, 64, 128)
+ONCE = Load(rate_scale=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +57,14 @@ def test_engine_keeps_its_contract(block_size: int, law: Callable[[Laboratory], 
     law(Laboratory("vllm", reserve=1, times=block_size // 4))
 
 
-@pytest.mark.parametrize("block_size", SIZES)
-def test_the_contract_holds_at_every_block_size(shared: Trace, block_size: int) -> None:
+def test_the_contract_holds_and_the_model_says_the_same_at_every_block_size(shared: Trace) -> None:
     """Tokens once and in number, accounts at every step, hits of the content tree, and what the model says."""
+    said = [_said_at(shared, block_size) for block_size in SIZES]
+    assert said[1:] == said[:-1], "what the model says depends on the block size"
+
+
+def _said_at(shared: Trace, block_size: int) -> dict[int, list[int]]:
+    """Row -> what the model said, all rows at once and one by one."""
     engine = opened(shared, block_size, 2048 // block_size)
     said: dict[int, list[int]] = {}
     engine.on_pick = lambda row, token: said.setdefault(row, []).append(token)  # type: ignore[attr-defined]
@@ -79,17 +83,14 @@ def test_the_contract_holds_at_every_block_size(shared: Trace, block_size: int) 
         one_by_one.drain()
     assert one_by_one.hits == expected_hits(Content(shared), shared, range(len(shared)), block_size)
     assert said == again, "what the model says depends on what was shared"
-    assert PICKS.setdefault("picks", said) == said, "what the model says depends on the block size"
     engine.close()
-
-
-PICKS: dict[str, dict[int, list[int]]] = {}
+    return said
 
 
 def test_overload_cancel_oversize_and_cold_starts_on_one_engine(shared: Trace) -> None:
     trace = make_requests([100, 90, 110, 60, 40, 150, 180], [70, 80, 60, 90, 30, 40, 20])
     engine = opened(trace, 32, 10)
-    assert "more than max_model_len 192" in str(engine.add(work_of(trace, 6)))
+    assert "more than max_model_len 192" in str(engine.add(work(trace, 6)))
     driver = serve(engine, trace, range(4))
     assert driver.preempted
     assert driver.delivered == dict(enumerate(trace.num_output_tokens.tolist()[:4]))
@@ -127,19 +128,6 @@ def test_overload_cancel_oversize_and_cold_starts_on_one_engine(shared: Trace) -
     engine.close()
 
 
-def test_forks_start_when_their_parent_holds_what_they_inherit_and_find_it_in_the_cache() -> None:
-    trace = make_forks(prompt=64, output=40, inherited=[64, 90], more=20)
-    engine = opened(trace, 32, 40)
-    driver = serve(engine, trace)
-    started = dict(driver.started)
-    assert started[1] == 0
-    assert started[2] == 26, "26 decodes after its prompt, ninety tokens are held"
-    assert driver.hits[1] == 64
-    assert driver.hits[2] == 64
-    assert driver.delivered == {0: 40, 1: 5, 2: 5}
-    engine.close()
-
-
 def test_what_runs_is_read_back_and_bytes_are_named(shared: Trace) -> None:
     args = {"prefix_caching_hash_algo": "sha256_cbor", "async_scheduling": True, "compilation_config": {"mode": 0}}
     engine = opened(shared, 32, 40, engine={"args": args}, watermark=0.05)
@@ -165,11 +153,20 @@ def test_what_runs_is_read_back_and_bytes_are_named(shared: Trace) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("outputs", ["recorded", "live"])
 def test_a_turn_repeats_its_parents_answer_as_the_trace_or_the_model_has_it(
-    outputs: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same ledger either way: what a turn repeats stands in the cache, whoever said it."""
+    ledgers = []
+    for outputs in ("recorded", "live"):
+        with monkeypatch.context() as patched:
+            ledgers.append(_ledger_of_turns(outputs, patched))
+    assert ledgers[0]
+    assert ledgers[0] == ledgers[1]
+
+
+def _ledger_of_turns(outputs: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """Three turns of a conversation: what each repeats is checked, and the ledger's columns are given back."""
     trace = make_session([(40, 30), (10, 20), (5, 4)])
     played = {"sessions": "closed", "outputs": outputs}
     engine = opened(trace, 32, 40, played=played)
@@ -197,13 +194,8 @@ def test_a_turn_repeats_its_parents_answer_as_the_trace_or_the_model_has_it(
     assert asked[1][:70] == asked[0] + said[0]
     assert asked[2][:100] == asked[1] + said[1]
     assert done.requests.cached_tokens.tolist() == [0, 64, 96]
-    columns = {name: column.tolist() for name, column in done.ledger.items()}
-    assert TURNS.setdefault("ledger", columns) == columns
     engine.close()
-
-
-ONCE = Load(rate_scale=1.0)
-TURNS: dict[str, dict[str, list[int]]] = {}
+    return {name: column.tolist() for name, column in done.ledger.items()}
 
 
 @pytest.mark.parametrize("weights", [True, False])
@@ -269,7 +261,7 @@ def test_captured_sizes_are_warmed_as_prompts_and_as_decodes(monkeypatch: pytest
 def test_a_step_that_fails_is_told_with_vllms_own_error(shared: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = opened(shared, 32, 40)
     engine.start(cold=True)
-    engine.add(work_of(shared, 0))
+    engine.add(work(shared, 0))
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("the kernel divided by nothing")

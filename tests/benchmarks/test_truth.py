@@ -1,17 +1,14 @@
 """The benchmark answers with what the tables say, and fails when the real run lies elsewhere."""
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import truth
+from benchmarks import public_traces, truth
 from tests.trials.made_run import write_run
 from trials.kernel_tables import KernelTables
 from trials.published_run import read_run
-
-RUNS = Path(__file__).resolve().parents[2].parent / "shared" / "truth"
 
 
 def simulated(folder: Path) -> truth.Latencies:
@@ -65,13 +62,11 @@ def test_what_one_percent_would_move_is_shown_and_enters_nothing(tmp_path, capsy
     assert "steps 1 % faster" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["vllm_rtx4090_llama31_8b"])
+@pytest.mark.parametrize("name", [public_traces.RUN])
 def test_published_run_is_met_within_the_limits(name: str, capsys) -> None:
-    folder = RUNS / name
-    if not folder.is_dir():
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{folder} is absent")
-        pytest.skip(f"the published run {name} is not at ../shared/truth")
-    found = truth.compare(folder, None, 60)
+    runs = public_traces.folder(public_traces.RUNS)
+    if runs is None:
+        pytest.skip(f"{public_traces.RUNS} names no folder with {public_traces.RUN_WHERE}")
+    found = truth.compare(runs / name, None, 60)
     assert found["missed"] == []
     assert np.abs(list(found["mean_off"].values())).max() < 0.02

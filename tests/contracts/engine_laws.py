@@ -4,7 +4,7 @@ A laboratory says how an engine is built: `open(name, ...)` for any that this in
 blocks that can be handed out; what an engine reserves comes on top, as it says itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -239,7 +239,7 @@ def starting_while_something_lives_is_an_error(lab: Laboratory) -> None:
 def a_fork_starts_when_its_parent_holds_what_it_inherits(lab: Laboratory) -> None:
     """A prompt of 40 in steps of 32, then decodes; forks at 40 and at 50, and one at 55 that is given up before."""
     times = lab.times
-    trace = _forks(lab.trace([40, 48, 58, 63], [20, 4, 4, 4]), [40 * times, 50 * times, 55 * times])
+    trace = forks_of(lab.trace([40, 48, 58, 63], [20, 4, 4, 4]), [40 * times, 50 * times, 55 * times])
     driven = Driven(lab.open(trace, 64), trace)
     driven.add(*range(4))
     driven.step()
@@ -253,7 +253,7 @@ def a_fork_starts_when_its_parent_holds_what_it_inherits(lab: Laboratory) -> Non
     driven.engine.close()
 
 
-def _forks(trace: Trace, inherited: list[int]) -> Trace:
+def forks_of(trace: Trace, inherited: Sequence[int]) -> Trace:
     """The rows behind the first as forks of it that inherit so many tokens."""
     n = len(trace)
     columns = {
