@@ -11,13 +11,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from statistics import NormalDist
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.past import MOST_OVER, shown
 from orchestrator.past import Past as Past
@@ -28,6 +29,7 @@ from search_spaces.space import Space
 
 _STARTUP = {"tpe": 10, "gp": 6}  # candidates spread over the space before a model is used
 POPULATION = 24  # of a generation of NSGA-II
+_LONG_AGO = datetime(2000, 1, 1)  # when is nothing to a sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,31 +111,44 @@ def _value(d: Dimension, drawn: Any) -> Value:
     return value
 
 
-def _coordinate(d: Dimension, value: Value) -> Value:
-    return d.values.index(value) if d.values and not d.categorical else value
+def _places(d: Dimension) -> dict[Value, Value] | None:
+    """A number's place in its order; None where samplers get the value itself."""
+    return None if d.categorical or not d.values else {value: n for n, value in enumerate(d.values)}
+
+
+class _Told(FrozenTrial):  # type: ignore[misc]
+    """A trial that is only read: a study may hold it as it is. Copies of all of them would be most of an ask."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "_Told":
+        same = _Told.__new__(_Told)
+        same.__dict__.update(self.__dict__)
+        return same
 
 
 def _trials(space: Space, past: Sequence[Past], axes: dict[str, BaseDistribution]) -> Sequence[FrozenTrial]:
     names = sorted({name for p in past for name in p.constraints})
+    usual = {d.field: space.usual(d) for d in space.dimensions}
+    places = {d.field: _places(d) for d in space.dimensions}
     trials: list[FrozenTrial] = []
     for p in past:
-        whole = {d.field: p.params.get(d.field, space.usual(d)) for d in space.dimensions}
-        trial = create_trial(
+        whole = {**usual, **p.params}
+        trial = _Told(
+            number=-1, trial_id=-1, value=None, values=p.values,
             state=TrialState.COMPLETE if p.values is not None else TrialState.RUNNING,
-            values=p.values,
-            params={d.field: _coordinate(d, whole[d.field]) for d in space.dimensions},
-            distributions=axes,
-            constraints=_even(p, names),
-            system_attrs=_generation(p.before),
-        )
+            datetime_start=_LONG_AGO, datetime_complete=_LONG_AGO if p.values is not None else None,
+            params={name: of[whole[name]] if of else whole[name] for name, of in places.items()},
+            distributions=axes, user_attrs={}, system_attrs=_generation(p.before), intermediate_values={},
+        )  # fmt: skip
+        for name, bound in _even(p, names).items():
+            trial.set_constraint(name, bound)
         trials.append(trial)
     return trials
 
 
-def _even(p: Past, names: Sequence[str]) -> dict[str, float] | None:
+def _even(p: Past, names: Sequence[str]) -> dict[str, float]:
     """The same bounds for everyone, as a Gaussian process needs: one not met there holds as well as can be."""
-    if p.values is None or not names:
-        return None
+    if p.values is None:
+        return {}
     return {name: max(-1.0, min(p.constraints.get(name, -1.0), MOST_OVER)) for name in names}
 
 
