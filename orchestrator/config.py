@@ -22,7 +22,7 @@ from search_spaces.objective import OBJECTIVES
 from search_spaces.screen import Screen
 from search_spaces.space import Space, SpaceSpec, Value
 from trials.fingerprint import spec_hash
-from trials.spec import MODELLED, TrialSpec, Window
+from trials.spec import MODELLED, Number, TrialSpec, Window
 from trials.units import nearest
 
 SWEEP_ONLY = (
@@ -56,14 +56,14 @@ class SweepConfig(TrialSpec):
 
     name: str = Field(default="sweep", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     space: str | SpaceSpec
-    trials: int | None = Field(default=None, ge=1)
-    repeats: int = Field(default=3, ge=1, le=1000)
+    trials: int | None = Field(default=None, ge=1, strict=True)
+    repeats: int = Field(default=3, ge=1, le=1000, strict=True)
     controls: tuple[str, ...] = _DEFAULT_CONTROLS
     sampler: Literal["auto", "exhaustive", "tpe", "gp", "nsga2", "random"] = "auto"  # auto: as the budget allows
     objective: str = "qualified_output_throughput"
-    min_gain: float = Field(default=0.02, ge=0, lt=1)
+    min_gain: Number = Field(default=0.02, ge=0, lt=1)
     race: bool | None = None  # None: where it can be, with objective capacity_load
-    held_out: int = Field(default=1, ge=0, le=100)  # windows at the trace's end that the search never sees
+    held_out: int = Field(default=1, ge=0, le=100, strict=True)  # windows at the end that the search never sees
     screen: ScreenSpec | None = None  # a simulator that sees all candidates before the engine sees a few
     survival: SurvivalSpec | None = SurvivalSpec()  # None: a recipe is written without it
     executor: Annotated[ExecutorSpec, _named("kind")] = ExecutorSpec()

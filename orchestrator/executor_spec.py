@@ -16,9 +16,9 @@ class SlotSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    cpus: int | None = Field(default=None, ge=1)
-    gpus: int | None = Field(default=None, ge=0)
-    bundles: int = Field(default=1, ge=1, le=64)
+    cpus: int | None = Field(default=None, ge=1, strict=True)
+    gpus: int | None = Field(default=None, ge=0, strict=True)
+    bundles: int = Field(default=1, ge=1, le=64, strict=True)
     strategy: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] | None = None
     accelerator_type: str | None = None
     labels: dict[str, str] = {}
@@ -43,10 +43,10 @@ class ExecutorSpec(BaseModel):
     that driver and nodes reach (`file:///nfs/kvknee`, `s3://...`); None: traces travel through Ray.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["ray", "process"] = "ray"
-    slots: int | None = Field(default=None, ge=1)
+    slots: int | None = Field(default=None, ge=1, le=65536, strict=True)
     address: str | None = None
     slot: SlotSpec = SlotSpec()
     launch: Literal["auto", "exec", "fork"] = "auto"

@@ -1,22 +1,29 @@
 """Everything looked up once: trace, hash, step table, space, windows, controls, budget."""
 
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from orchestrator.config import SWEEP_ONLY, Sweep, SweepConfig, TrackingSpec
 from orchestrator.domains import ask, cut
+from orchestrator.launch import interpreter
 from orchestrator.overrides import apply_goodput, apply_sets
 from orchestrator.screen_spec import ScreenSpec
 from orchestrator.tracking_uri import settled
 from orchestrator.windows import planned_windows, rows_in
 from search_spaces.controls import control_spec
 from search_spaces.space import Space, SpaceSpec, build_space, load_space_spec, require_grid
+from trials.bracket import rungs
+from trials.capacity import load_of, parts_of
 from trials.documents import read_yaml, validated
 from trials.fingerprint import table_digest_of, trace_hash
 from trials.geometry import block_bytes, effective_block_size
+from trials.load import offer
 from trials.roofline import step_time
-from trials.spec import EngineSpec, TrialSpec, resolve_paths
+from trials.secret_names import dereferenced
+from trials.spec import MODELLED, EngineSpec, TrialSpec, resolve_paths
+from trials.superpose import superposed
 from trials.trace import Trace, load_trace
 from trials.units import SpecError
 
@@ -51,8 +58,38 @@ def load_trial(path: Path, sets: Sequence[str] = (), goodput: str | None = None)
     short = holds_none(spec, trace)
     if short:
         raise SpecError(f"{path}: {short}")
-    _table_digest(spec)  # a table that is not there is said before anything runs
+    _startable(spec)
+    _offered(spec, trace)
     return spec
+
+
+def _startable(spec: TrialSpec) -> None:
+    """SpecError for what this machine cannot start, before anything is written."""
+    try:
+        interpreter(spec)
+        dereferenced(spec.engine.env, os.environ)
+    except FileNotFoundError as error:
+        raise SpecError(str(error)) from None
+    _table_digest(spec)
+    _timed(spec)
+
+
+def _timed(spec: TrialSpec) -> None:
+    """SpecError where the step times of a modelled engine cannot be read, or are another model's."""
+    if spec.engine.name in MODELLED:
+        step_time(spec.engine.step_time or "", spec.model, effective_block_size(spec) or 1, 1)
+
+
+def _offered(spec: TrialSpec, trace: Trace) -> None:
+    """TraceError where a window of the trial would offer nothing, or for ever."""
+    load, ladder = spec.measure.load, spec.measure.ladder
+    if load is None and ladder is not None:
+        load = load_of(ladder.over, rungs(ladder)[0])
+    assert load is not None
+    laid = superposed(trace, spec.trace.superpose)
+    for window in parts_of(laid, spec):
+        for phase in spec.phases:
+            offer(laid, window, load, phase)
 
 
 def resolve(config: SweepConfig, folder: Path) -> Sweep:
@@ -81,6 +118,7 @@ def resolve(config: SweepConfig, folder: Path) -> Sweep:
         }
     )
     table = _table_digest(base)
+    _timed(base)
     seen, held_out = windows.repeats, windows.held_out
     return Sweep(resolved, space, seen, held_out, digest, table, controls, budget, tuple(notes))
 

@@ -16,6 +16,7 @@ from trials.model import DTYPE_BYTES
 from trials.spec import TrialSpec
 
 SHAPELESS = ("simulator", "vllm_scheduler", "vllm")  # engines that take KV of other shapes than K and V by head
+MOST_BLOCKS = 1 << 26  # each is followed by its number; eight GPUs of 141 GB hold 9 million single tokens of an 8B
 TABLE_ENTRY_BYTES = 4  # int32, as engines keep block tables on the device
 
 
@@ -115,6 +116,11 @@ def pool_geometry(spec: TrialSpec, workspace_bytes: int | None = None) -> PoolGe
             f"the pool has room for {blocks} blocks of {size} tokens ({block} bytes each) in {max(budget, 0)} "
             f"bytes, of which {pool.reserve_blocks} are reserved: no request fits; give it more bytes "
             "or smaller blocks"
+        )
+    if blocks > MOST_BLOCKS:
+        return (
+            f"the pool has room for {blocks} blocks of {size} tokens, and at most {MOST_BLOCKS} can be followed: "
+            "give it fewer bytes or larger blocks"
         )
     quantum = size if spec.policy.prefix_caching and spec.policy.layout == "paged" else 0
     return PoolGeometry(

@@ -13,6 +13,8 @@ import numpy as np
 from trials.spec import Load, TraceSpec
 from trials.trace import Ints, Trace, TraceError
 
+_LONGEST_NS = 1 << 60  # of a replay's arrivals: sums of times stay below 2**63
+
 
 @dataclass(frozen=True, slots=True)
 class Lock:
@@ -124,6 +126,11 @@ def offer(trace: Trace, spec: TraceSpec, load: Load, phase: str) -> Offer:
     at = trace.arrival_ns - int(trace.arrival_ns[0])
     rows = np.flatnonzero((at >= begin) & (at < end))
     scale = scale_of(trace, load)
+    if (end - begin) / _LONGEST_NS > scale:
+        raise TraceError(
+            f"{phase} {load.label}: arrivals would last over {_LONGEST_NS / 1e9:.3g} s of engine time, which no "
+            "column holds: raise the load, or shorten the window"
+        )
     due = np.rint((at[rows] - begin) / scale).astype(np.int64) if scale != 1.0 else at[rows] - begin
     opened = round((start - begin) / scale)
     window = opened, max(round((end - begin) / scale), opened + 1)

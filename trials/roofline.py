@@ -18,6 +18,7 @@ from trials.units import SpecError, nearest
 # KV is read in tiles of at most this many tokens, however large the block: published kernels are flat in block
 # size from 16 on (SGLang PR 4832: 64 against 128 nothing; vllm_flash_attn 16 to 128 within 1 %).
 KV_TILE_TOKENS = 16
+_MOST_LOOKED_UP = 1 << 17  # tokens of a step; what a larger one takes is computed when it comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ def step_time(
     form, _, arguments = text.partition(":")
     if form not in FORMS:
         raise SpecError(f"step_time {text!r}: the form {form!r} does not exist; {nearest(form, FORMS)}")
-    return FORMS[form](arguments, Scale(model, block_size, max_num_batched_tokens, block_term))
+    upto = min(max_num_batched_tokens, _MOST_LOOKED_UP)
+    return FORMS[form](arguments, Scale(model, block_size, upto, block_term))
 
 
 def _linear_layers(gpu: GPU, model: ModelSpec) -> Callable[[int], float]:

@@ -4,6 +4,7 @@ Paths are locators: they say where content lies, and are replaced by the content
 (`fingerprint.spec_hash`).
 """
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -72,6 +73,8 @@ class EngineSpec(_Model):
             raise ValueError(f"engine {self.name!r} does not exist; {nearest(self.name, ENGINE_NAMES)}")
         if self.name in MODELLED and self.step_time is None:
             raise ValueError(f"engine {self.name} needs step_time, for example roofline:h100-sxm")
+        if odd := [name for name in self.env if not name or "=" in name]:
+            raise ValueError(f"env: {odd[0]!r} cannot be the name of a variable")
         self._holds_no_secret()
         return self
 
@@ -200,6 +203,9 @@ def _rung(value: Any) -> Any:
 Rung = Annotated[float, BeforeValidator(_rung), Field(gt=0)]
 
 
+_MOST_RUNGS = 100_000
+
+
 class Ladder(_Model):
     """Search for the largest load that holds, between `low` and `high`, to within a ratio of `within`.
 
@@ -221,6 +227,9 @@ class Ladder(_Model):
     def _ordered(self) -> "Ladder":
         if self.high < self.low:
             raise ValueError(f"ladder: high {self.high:g} is below low {self.low:g}")
+        rungs = (math.log(self.high) - math.log(self.low)) / math.log1p(self.within)
+        if rungs > _MOST_RUNGS:
+            raise ValueError(f"ladder: {rungs:,.0f} rungs, at most {_MOST_RUNGS:,}: raise within, or low")
         if self.beat is not None and self.over == "pool_bytes":
             raise ValueError("ladder: beat is a load; pools are not raced")
         if self.beat is not None and not self.low <= self.beat <= self.high:

@@ -113,6 +113,13 @@ def test_goodput_replaces_the_slo(tmp_path):
         (["measure={load: {rps: 1}, ladder: {over: pool_bytes, low: 1MiB, high: 1GiB}}"], "belongs to a trial"),
         (["measure={ladder: {over: pool_bytes, low: 1MiB, high: 1GiB}}"], "needs the load beside it"),
         (["executor=cluster"], "executor"),
+        (["executor.slots=99999999999999999999"], "at most 65536"),
+        (["executor.lease_s=.inf"], "a finite number is needed"),
+        (["trials=true"], "a whole number is needed"),
+        (["repeats=true"], "a whole number is needed"),
+        (["engine.step_time=fast"], "the form 'fast' does not exist"),
+        (["engine.env={'': x}"], "cannot be the name of a variable"),
+        (["engine.env={a=b: x}"], "cannot be the name of a variable"),
     ],
 )
 def test_bad_input_is_refused_with_words_before_anything_runs(tmp_path, sets, words):
@@ -173,6 +180,28 @@ def test_a_trial_is_checked_against_its_trace(tmp_path):
         load_trial(path, ["pool.bytes=1MiB"])
     with pytest.raises(SpecError, match="no request of the trace arrives"):
         load_trial(path, ["trace.window={start: 900s, duration: 1s}"])
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["engine.step_time=fast"], "the form 'fast' does not exist"),
+        (["engine.step_time=table:trial.yaml"], "Invalid JSON"),
+        (["engine.python=nowhere/python"], "not an executable file"),
+        (["engine.python=python3"], "must be an absolute path"),
+        (["engine.env={HF_TOKEN: env:NOT_SET_ANYWHERE}"], "NOT_SET_ANYWHERE is not set"),
+        (["trace.warmup=1000d"], "no request arrives in the window"),
+        (["measure.load.rate_scale=1e-300"], "raise the load"),
+        (["measure={ladder: {low: 1.0e-300, high: 1.0}}"], "raise the load"),
+        (["measure={ladder: {low: 1, high: 2, within: 1.0e-9}}"], "at most 100,000"),
+        (["measure={ladder: {low: 1, high: 2, windows: 100}}"], "no request arrives in the window"),
+    ],
+)
+def test_what_the_worker_would_refuse_is_refused_before_it_is_started(tmp_path, sets, words):
+    path = trial_file(tmp_path)
+    with pytest.raises(SpecError) as refused:
+        load_trial(path, sets)
+    assert words in str(refused.value)
 
 
 def test_a_control_that_cannot_hold_a_request_is_noted_and_not_hidden(tmp_path):

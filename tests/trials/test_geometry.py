@@ -97,6 +97,12 @@ def test_pool_that_can_hand_out_no_block_is_refused_with_its_numbers(
     assert "give it more bytes or smaller blocks" in said
 
 
+def test_a_pool_of_more_blocks_than_can_be_followed_is_refused() -> None:
+    found = pool_geometry(spec({"bytes": 2**63 - 1}))
+    assert isinstance(found, str)
+    assert "at most 67108864 can be followed" in found
+
+
 def test_reuse_comes_in_whole_blocks_and_not_at_all_without_a_prefix_cache() -> None:
     assert geometry({"bytes": "1GiB"}, block_size=32).reuse_quantum_tokens == 32
     assert geometry({"bytes": "1GiB"}, block_size=32, prefix_caching=False).reuse_quantum_tokens == 0

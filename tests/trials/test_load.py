@@ -144,6 +144,12 @@ def test_closed_load_has_no_window_of_its_own() -> None:
     assert cold.concurrency == 3
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-12])
+def test_arrivals_that_would_last_for_ages_are_refused(scale: float) -> None:
+    with np.errstate(all="raise"), pytest.raises(TraceError, match="raise the load"):
+        offer(every(1000, 10), spec(), Load(rate_scale=scale), "cold")
+
+
 def test_schedule_of_another_offer_is_refused() -> None:
     cold, steady = both(every(100, 100), spec(4 * S, 2 * S, warmup=S))
     steps = np.arange(len(cold.rows))

@@ -99,6 +99,12 @@ def test_the_table_ends_where_the_budget_does_and_the_formula_goes_on():
         assert short(shape) == H100(shape)
 
 
+def test_a_budget_without_end_is_computed_where_it_is_not_looked_up():
+    endless = step_time("roofline:h100-sxm", LLAMA, 16, max_num_batched_tokens=2**63 - 1)
+    for shape in (decode(), prefill(1 << 18)):
+        assert endless(shape) == H100(shape)
+
+
 def test_a_block_costs_what_it_is_said_to_and_nothing_by_default():
     dear = roofline(GPU(989, 1979, 3.35, block_ns=10.0), Scale(LLAMA, 16, 2048))
     shape = decode(10, 1600)
