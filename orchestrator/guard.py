@@ -17,7 +17,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Ask the kernel to kill this process when its parent dies; where it cannot, the pipe alone must do."""
     if not sys.platform.startswith("linux"):
         return
@@ -51,7 +51,7 @@ def stand(status: int, become: Callable[[], None]) -> None:
     if worker == 0:
         try:
             os.close(status)
-            _die_with(guard)
+            die_with(guard)
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

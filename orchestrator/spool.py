@@ -19,7 +19,7 @@ class Spool:
         self._entries, self._sent = folder / "entries.jsonl", folder / "sent.log"
         self._in = os.open(self._entries, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._out = os.open(self._sent, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self._end = self._closed_line()
+        self._end, self._on_disk = self._closed_line(), 0
         marked = self._marked()
         self.unsent = [offset for offset in self._offsets() if offset not in marked]
         """Offsets found unsent when the spool was opened, oldest first."""
@@ -50,7 +50,7 @@ class Spool:
         os.ftruncate(self._out, 0)  # first: a mark without its entry would hide the next one at that offset
         os.fsync(self._out)
         os.ftruncate(self._in, 0)
-        self._end = 0
+        self._end = self._on_disk = 0
 
     def append(self, text: str) -> int:
         """Write one line into the system's hands (a killed process loses nothing) -> its offset. Raises OSError."""
@@ -71,8 +71,11 @@ class Spool:
             return handle.readline().decode()
 
     def sync(self) -> None:
-        """Have the entries on the disk itself."""
-        os.fsync(self._in)
+        """Have the entries on the disk itself; one wait is for all that came since the last."""
+        end = self._end
+        if end != self._on_disk:
+            os.fsync(self._in)
+            self._on_disk = end
 
     def mark(self, offset: int) -> None:
         """This entry arrived."""

@@ -1,19 +1,22 @@
 """What is remembered of a sweep in MLflow: one parent run, one child a trial attempt.
 
-The driver's thread writes an entry to the spool and goes on; ONE background thread sends what stands in the spool.
+The driver's thread writes an entry to the spool and goes on; ONE background thread has what stands in the spool
+sent, by a process beside a sweep's driver, or in this one where nothing else is to be done meanwhile.
 MLflow is a copy that can be made again: the result files are the truth.
 """
 
 import contextlib
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from orchestrator.entries import Entry, SweepEntry, TrialEntry
 from orchestrator.spool import Spool
+from orchestrator.tracking_apart import ApartSender
 from orchestrator.tracking_send import Logged, Sender, Target
 from orchestrator.tracking_uri import local_database
-from orchestrator.writer import SpoolWriter
+from orchestrator.writer import Connection, SpoolWriter
 from trials.trace import write_whole
 
 __all__ = [
@@ -54,7 +57,7 @@ class MemoryTracker:
 
 def open_mlflow(folder: Path, experiment: str = "kvknee", uri: str | None = None) -> "MlflowTracker":
     """The tracker of a sweep's folder. `uri` None: sqlite and artifacts inside the folder."""
-    return MlflowTracker(folder, experiment=experiment, uri=uri)
+    return MlflowTracker(folder, experiment=experiment, uri=uri, connect=ApartSender)
 
 
 def _artifacts(uri: str, folder: Path) -> str | None:
@@ -69,7 +72,7 @@ class MlflowTracker:
     """One sweep's memory. The same folder opened again continues the same parent run and sends what was unsent.
 
     folder: the sweep's; the spool lies in folder/spool. uri None: sqlite in folder/mlflow.db, artifacts beside it.
-    `again`: runs that stand there already are sent once more.
+    `again`: runs that stand there already are sent once more. `connect`: who sends, in this process or apart.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class MlflowTracker:
         uri: str | None = None,
         logged: Logged = Logged(),
         again: bool = False,
+        connect: Callable[[Target, Logged], Connection] = Sender,
     ) -> None:
         folder = folder.resolve()
         uri = f"sqlite:///{folder / 'mlflow.db'}" if uri is None else uri
@@ -92,7 +96,7 @@ class MlflowTracker:
             again=again,
         )
         self.uri = target.uri
-        self._writer = SpoolWriter(Spool(folder / "spool"), lambda: Sender(target, logged).send)
+        self._writer = SpoolWriter(Spool(folder / "spool"), lambda: connect(target, logged))
 
     @property
     def trouble(self) -> str:

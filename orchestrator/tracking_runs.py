@@ -40,11 +40,20 @@ def experiment_of(client: Any, name: str, artifacts: str | None) -> str:
     return str(found.experiment_id)
 
 
+def files_of(uri: str, artifact_uri: str) -> Any:
+    """Where a run's artifacts lie. MLflow's client would read the whole run to find out, which the caller knows."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+    from mlflow.utils.uri import add_databricks_profile_info_to_artifact_uri
+
+    return get_artifact_repository(add_databricks_profile_info_to_artifact_uri(artifact_uri, uri), tracking_uri=uri)
+
+
 @dataclass(slots=True)
 class Child:
     """A run of an attempt as it stands in the store."""
 
     run_id: str
+    artifact_uri: str
     status: str = "RUNNING"
     knows_trace: bool = False  # whether it says which dataset it replayed
 
@@ -66,7 +75,8 @@ def known_children(client: Any, experiment: str, parent: str) -> dict[tuple[str,
 
 
 def _child(run: Any) -> Child:
-    return Child(run.info.run_id, run.info.status, bool(run.inputs and run.inputs.dataset_inputs))
+    info, uses = run.info, bool(run.inputs and run.inputs.dataset_inputs)
+    return Child(info.run_id, info.artifact_uri, info.status, uses)
 
 
 def dataset_of(parent: Any) -> tuple[Any, str] | None:

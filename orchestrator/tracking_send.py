@@ -17,10 +17,10 @@ from orchestrator import tracking_registry as registry
 from orchestrator.entries import (
     MAX_PARAM_CHARS,
     MAX_TAG_CHARS,
-    Entry,
     SweepEntry,
     TrialEntry,
     cut,
+    decode,
     metrics_of,
     params_of,
     run_status,
@@ -29,13 +29,19 @@ from orchestrator.entries import (
 from orchestrator.origin import origin_tags
 from orchestrator.redaction import redacted
 from orchestrator.series import series_of
-from orchestrator.tracking_runs import OVER, Child, connected, dataset_of, experiment_of, known_children
+from orchestrator.tracking_files import keep_files, shown
+from orchestrator.tracking_runs import (
+    OVER,
+    Child,
+    connected,
+    dataset_of,
+    experiment_of,
+    files_of,
+    known_children,
+)
 
 _PARAMS_A_BATCH, _METRICS_A_BATCH = 100, 900  # of at most 1,000 entities together
 _CHARS_A_BATCH = 400_000  # of params; a request holds at most a megabyte
-_TEXT_BYTES = 8 << 20
-_TEXTS = ("spec.json", "result.json", "attempt.json", "lost.json", "log.txt")
-_TABLES = ("requests.parquet", "ledger.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class Target:
 
 
 class Sender:
-    """Speaks to MLflow, on the writer's thread alone."""
+    """Speaks to MLflow, on one thread alone. What a trial's run costs is in docs/clusters.md."""
 
     def __init__(self, target: Target, logged: Logged) -> None:
         self._target, self._logged = target, logged
@@ -71,8 +77,9 @@ class Sender:
         self._newest_sweep_entry = -1
         self._origin = origin_tags()
 
-    def send(self, entry: Entry, key: int) -> None:
+    def send(self, text: str, key: int) -> None:
         """Raises whatever MLflow raises; what was known of the server is then forgotten."""
+        entry = decode(text)
         try:
             if self._client is None:
                 self._connect(entry.name if isinstance(entry, SweepEntry) else self._target.root.name)
@@ -84,6 +91,9 @@ class Sender:
         except BaseException:
             self._client = None
             raise
+
+    def close(self) -> None:
+        """Nothing is held open between two entries."""
 
     def _connect(self, name: str) -> None:
         """Find or make experiment and parent, and know the children that exist."""
@@ -102,7 +112,7 @@ class Sender:
         self._client = client
 
     def _send_trial(self, entry: TrialEntry) -> None:
-        tags = {key: redacted(value) for key, value in tags_of(entry).items()}
+        tags = shown(tags_of(entry))
         known = tags["kvknee.trial"], tags["kvknee.attempt"]
         child = self._children.get(known)
         if (
@@ -115,12 +125,12 @@ class Sender:
             name = f"trial {entry.number:04d}" + (f" attempt {entry.attempt}" if entry.attempt > 1 else "")
             tags |= {"mlflow.parentRunId": self._parent, **self._origin}
             made = self._client.create_run(self._experiment, entry.started_ms, tags, name)
-            child = self._children[known] = Child(made.info.run_id)
+            child = self._children[known] = Child(made.info.run_id, made.info.artifact_uri)
         run_id = child.run_id
+        self._log_files(child, entry)
+        self._say_trace(child)
         metrics = {} if entry.result is None else metrics_of(entry.result)
         self._log(run_id, params_of(entry.spec), [*_scalars(metrics, entry.ended_ms), *self._series(entry)])
-        self._log_files(run_id, entry)
-        self._say_trace(child)
         self._client.set_terminated(run_id, run_status(entry), entry.ended_ms)
         child.status = run_status(entry)
         self._sent_again.add(known)
@@ -134,7 +144,7 @@ class Sender:
     def _log(self, run_id: str, params: Mapping[str, str], metrics: Sequence[Any]) -> None:
         from mlflow.entities import Param
 
-        some_params = list(_param_chunks([Param(k, redacted(v)) for k, v in sorted(params.items())]))
+        some_params = list(_param_chunks([Param(k, v) for k, v in sorted(shown(params).items())]))
         some_metrics = list(_chunks(metrics, _METRICS_A_BATCH))
         for some, others in zip_longest(some_metrics, some_params, fillvalue=()):
             self._client.log_batch(run_id, metrics=some, params=others)
@@ -145,34 +155,11 @@ class Sender:
         for name, step, value in series_of(entry, self._logged.series_points):
             yield Metric(f"series/{name}", value, entry.ended_ms, step)
 
-    def _log_files(self, run_id: str, entry: TrialEntry) -> None:
-        for name in _TEXTS:
-            self._log_text(run_id, entry.folder / name)
-        left_out = []
-        for path in (entry.folder / name for name in _TABLES):
-            if path.is_file() and path.stat().st_size <= self._logged.table_bytes:
-                self._client.log_artifact(run_id, str(path))
-            elif path.is_file():
-                left_out.append(f"{path.name} ({path.stat().st_size} bytes)")
+    def _log_files(self, child: Child, entry: TrialEntry) -> None:
+        repository = files_of(self._target.uri, child.artifact_uri)
+        left_out = keep_files(repository, entry, self._logged.table_bytes)
         if left_out:
-            self._client.set_tag(run_id, "kvknee.left_out", ", ".join(left_out))
-        if entry.result is not None:
-            self._client.log_dict(run_id, entry.result.ledger.model_dump(mode="json"), "ledger.json")
-            if not (entry.folder / "result.json").is_file():
-                self._client.log_dict(run_id, entry.result.model_dump(mode="json"), "result.json")
-
-    def _log_text(self, run_id: str, path: Path) -> None:
-        """As it is, unless a secret stands in it; of a very long one its end."""
-        if not path.is_file():
-            return
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TEXT_BYTES))
-            text = file.read().decode("utf-8", "replace")
-        shown = redacted(text)
-        if shown == text and path.stat().st_size <= _TEXT_BYTES:
-            self._client.log_artifact(run_id, str(path))
-        else:
-            self._client.log_text(run_id, shown, path.name)
+            self._client.set_tag(child.run_id, "kvknee.left_out", ", ".join(left_out))
 
     def _send_sweep(self, entry: SweepEntry, newest: bool) -> None:
         """Params cannot change in MLflow: a resumed sweep's changed ones are kept as tags beside the first."""

@@ -2,24 +2,33 @@
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
-from orchestrator.entries import Entry, decode, encode
+from orchestrator.entries import Entry, encode
 from orchestrator.redaction import redacted
 from orchestrator.spool import Spool
 
 _HELD_IN_MEMORY = 100
 _LONGEST_PAUSE_S = 30.0
 
-Send = Callable[[Entry, int], None]
+
+class Connection(Protocol):
+    """What carries entries on, one after the other."""
+
+    def send(self, text: str, key: int) -> None:
+        """Send an entry as it stands in the spool; `key` is its place there. Raises where it did not arrive."""
+
+    def close(self) -> None:
+        """Nothing more will be sent. May be called twice."""
 
 
 class SpoolWriter:
-    """`put` never blocks and never raises. `connect` is called on the thread, once; what it gives sends an entry.
+    """`put` never blocks and never raises. `connect` is called on the thread, once, and does not raise.
 
     Memory holds a number an entry. Only what a full disk refuses is held as text, and never more than 100 of it.
     """
 
-    def __init__(self, spool: Spool, connect: Callable[[], Send]) -> None:
+    def __init__(self, spool: Spool, connect: Callable[[], Connection]) -> None:
         self.trouble = ""
         self._spool, self._connect = spool, connect
         self._failures = dict.fromkeys(spool.unsent, 0)  # by offset in the spool; negative: held in memory
@@ -65,14 +74,16 @@ class SpoolWriter:
             return len(self._failures) + self._refused
 
     def _work(self) -> None:
+        connection = self._connect()
         try:
-            self._until_closed()
+            self._until_closed(connection)
         finally:
+            connection.close()
             with self._changed:
                 self._spool.close()
 
-    def _until_closed(self) -> None:
-        pause_s, send = 0.0, None
+    def _until_closed(self, connection: Connection) -> None:
+        pause_s = 0.0
         while True:
             if pause_s:
                 self._closing.wait(pause_s)
@@ -81,20 +92,19 @@ class SpoolWriter:
                 left = len(self._failures)
             closing = self._closing.is_set()
             if left:
-                send = send or self._connect()
-                sent = self._round(send)
+                sent = self._round(connection)
                 pause_s = 0.0 if sent else min(_LONGEST_PAUSE_S, max(1.0, 2 * pause_s))
             if closing and (not left or not sent):
                 return
 
-    def _round(self, send: Send) -> int:
+    def _round(self, connection: Connection) -> int:
         """Try each once, those that failed before last -> how many went. Two failures in a row end the round."""
         with self._changed:
             due = sorted(self._failures, key=lambda key: (self._failures[key], key))
         sent = in_a_row = 0
         for key in due:
             try:
-                self._carry(key, send)
+                self._carry(key, connection)
             except Exception as error:
                 self.trouble = redacted(f"{type(error).__name__}: {error}")
                 with self._changed:
@@ -109,10 +119,10 @@ class SpoolWriter:
                     self._held.pop(key, None)
         return sent
 
-    def _carry(self, key: int, send: Send) -> None:
+    def _carry(self, key: int, connection: Connection) -> None:
         if key < 0:
-            send(decode(self._held[key]), key)
+            connection.send(self._held[key], key)
             return
         self._spool.sync()
-        send(decode(self._spool.text(key)), key)
+        connection.send(self._spool.text(key), key)
         self._spool.mark(key)

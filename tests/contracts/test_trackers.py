@@ -9,6 +9,8 @@ import pytest
 
 from orchestrator.entries import SweepEntry, TrialEntry
 from orchestrator.tracking import MemoryTracker, MlflowTracker, Tracker
+from orchestrator.tracking_apart import ApartSender
+from orchestrator.tracking_send import Sender
 from trials.result import Hashes, TrialResult
 from trials.spec import TrialSpec, trial_spec
 
@@ -40,15 +42,19 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@pytest.fixture(params=["memory", "sqlite", "unreachable"])
+@pytest.fixture(params=["memory", "sqlite", "apart", "unreachable"])
 def open_tracker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Tracker]]:
     made: list[Tracker] = []
 
     def make() -> Tracker:
         if request.param == "memory":
             made.append(MemoryTracker())
-        elif request.param == "sqlite":
-            made.append(MlflowTracker(tmp_path / "sweep", uri=request.getfixturevalue("mlflow_uri")))
+        elif request.param in ("sqlite", "apart"):
+            uri, connect = (
+                request.getfixturevalue("mlflow_uri"),
+                {"sqlite": Sender, "apart": ApartSender}[request.param],
+            )
+            made.append(MlflowTracker(tmp_path / "sweep", uri=uri, connect=connect))
         else:
             made.append(MlflowTracker(tmp_path / "sweep", uri=f"http://127.0.0.1:{free_port()}"))
         return made[-1]

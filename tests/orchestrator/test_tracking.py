@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -247,38 +247,48 @@ def test_the_status_of_a_run_is_true(tmp_path: Path) -> None:
     assert run_status(entry_of(tmp_path)) == "KILLED"
 
 
-def test_an_entry_that_always_fails_holds_up_no_other(tmp_path: Path) -> None:
-    went: list[str] = []
-    arrived = threading.Event()
+class Carrier:
+    """A connection to nowhere; what it is named after is never sent. `closed`: how often it was told to end."""
 
-    def send(entry: entries.Entry, key: int) -> None:
+    def __init__(self, poison: str = "") -> None:
+        self.went: list[str] = []
+        self.closed, self._poison = 0, poison
+
+    def send(self, text: str, key: int) -> None:
+        entry = decode(text)
         assert isinstance(entry, SweepEntry)
-        if entry.name == "poison":
+        if entry.name == self._poison:
             raise RuntimeError("never")
-        went.append(entry.name)
-        if len(went) == 3:
-            arrived.set()
+        self.went.append(entry.name)
 
-    writer = SpoolWriter(Spool(tmp_path), lambda: send)
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_an_entry_that_always_fails_holds_up_no_other(tmp_path: Path) -> None:
+    carrier = Carrier("poison")
+    writer = SpoolWriter(Spool(tmp_path), lambda: carrier)
     for name in ("a", "poison", "b", "c"):
         writer.put(SweepEntry(name))
-    assert arrived.wait(10)
+    until = time.monotonic() + 10
+    while len(carrier.went) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
     assert writer.close(10) == 1
-    assert went == ["a", "b", "c"]
+    assert carrier.went == ["a", "b", "c"]
     assert "never" in writer.trouble
+    assert carrier.closed == 1
 
 
 def test_entries_that_the_disk_refuses_are_held_and_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    went: list[entries.Entry] = []
-    spool = Spool(tmp_path)
+    carrier, spool = Carrier(), Spool(tmp_path)
 
     def full(text: str) -> int:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(spool, "append", full)
-    writer = SpoolWriter(spool, lambda: lambda entry, key: went.append(entry))
+    writer = SpoolWriter(spool, lambda: carrier)
     for number in range(5):
         writer.put(SweepEntry(str(number)))
     assert writer.close(10) == 0
-    assert sorted(e.name for e in went if isinstance(e, SweepEntry)) == ["0", "1", "2", "3", "4"]
+    assert sorted(carrier.went) == ["0", "1", "2", "3", "4"]
     assert "no space left" in writer.trouble

@@ -15,7 +15,7 @@ from orchestrator import tracking_send
 from orchestrator.entries import Content, SweepEntry, TrialEntry
 from orchestrator.tracking import Logged, MlflowTracker
 from orchestrator.tracking_registry import ALIAS, RECIPE_SHA
-from orchestrator.tracking_runs import connected
+from orchestrator.tracking_runs import connected, files_of
 from trials.fingerprint import trace_hash
 from trials.trace import load_trace
 
@@ -86,6 +86,7 @@ def lost_answers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """[n]: the n-th change from now on is carried out, and its answer lost."""
     fails_at = [0]
     monkeypatch.setattr(tracking_send, "connected", lambda uri: Flaky(connected(uri), fails_at))
+    monkeypatch.setattr(tracking_send, "files_of", lambda *where: Flaky(files_of(*where), fails_at))
     return fails_at
 
 
