@@ -118,6 +118,12 @@ def test_overload_shows_within_three_hundred_arrivals():
     assert share_growing(0.8, num_arrivals=300) == 0
 
 
+def test_a_hundred_arrivals_are_too_few_to_tell():
+    """The figures of docs/metrics.md, for which it asks for longer windows."""
+    assert share_growing(0.9, num_arrivals=100, trials=100) == 0.17
+    assert share_growing(1.2, num_arrivals=100, trials=100) == 0.91
+
+
 def test_a_queue_that_drains_does_not_grow():
     lines = [Line(0, 100, 1) for _ in range(10)]
     falling = make_replay(lines, [MS] * 100, steps={"waiting_tokens": np.arange(100, 0, -1) * 10})
