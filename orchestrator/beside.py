@@ -75,13 +75,17 @@ def _first(candidate: Candidate) -> int:
 
 
 def _neighbours(decision: Decision, sweep: Sweep) -> Iterator[Point]:
+    """On the winner's slot, where slots differ: the load that it held there is the one that they have to miss."""
     ladder, choice = sweep.config.measure.ladder, decision.choice
     first = choice.winner.values.get(0) if choice is not None else None
-    if not sweep.config.races or ladder is None or first is None:
+    if not sweep.config.races or ladder is None or choice is None or first is None:
         return
-    beat = Standings(ladder, sweep.config.min_gain).to_be_worse(first)
+    slot = choice.winner.trials[0].slot
+    held = first * decision.slots.get(slot, 1.0)
+    beat = Standings(ladder, sweep.config.min_gain).to_be_worse(held)
     for candidate in unresolved(decision, sweep.space) if beat is not None else ():
-        yield Point((), None, 0, Beside("neighbour", _first(candidate), beat))
+        where = slot if slot in decision.slots else None
+        yield Point((), None, 0, Beside("neighbour", _first(candidate), beat, where))
 
 
 def _confirming(decision: Decision, sweep: Sweep) -> Iterator[Point]:
@@ -95,10 +99,13 @@ def _confirming(decision: Decision, sweep: Sweep) -> Iterator[Point]:
 
 
 def _surviving(decision: Decision, sweep: Sweep) -> Iterator[Point]:
+    """At a share of what the winner held on the very window that its bursts are laid over."""
     assert decision.choice is not None
+    winner, window = decision.choice.winner, len(sweep.windows) - (not sweep.held_out)
     if sweep.config.survival is not None:
-        repeat = len(sweep.windows) + len(sweep.held_out)
-        yield Point((), None, repeat, Beside("survival", _first(decision.choice.winner)))
+        again = decision.proofs.confirmed.get(winner.policy, {}) if sweep.held_out else winner.trials
+        of = again[window].number if window in again else _first(winner)
+        yield Point((), None, len(sweep.windows) + len(sweep.held_out), Beside("survival", of))
 
 
 def spec_again(point: Point, source: TrialRecord, sweep: Sweep, folder: SweepFolder) -> TrialSpec:

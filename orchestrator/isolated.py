@@ -7,6 +7,7 @@ from orchestrator.config import Sweep
 from orchestrator.folder import TrialRecord
 from search_spaces.isolation import Seen, leaks
 from search_spaces.knee import Measured
+from search_spaces.objective import NOT_ISOLATED, Score
 
 
 def isolated(
@@ -23,7 +24,10 @@ def isolated(
     ]  # fmt: skip
     found = leaks(seen, field)
     judged = [
-        replace(m, score=replace(m.score, grounds=(*m.score.grounds, found[m.number]))) if m.number in found else m
-        for m in measured
+        replace(m, score=_with_ground(m.score, found[m.number])) if m.number in found else m for m in measured
     ]
     return judged, [f"trial {number}: {words}" for number, words in sorted(found.items())]
+
+
+def _with_ground(score: Score, words: str) -> Score:
+    return replace(score, grounds=(*score.grounds, words), constraints=(*score.constraints, (NOT_ISOLATED, 1.0)))

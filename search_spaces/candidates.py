@@ -50,6 +50,16 @@ class Candidate:
         return bool(self.trials) and all(t.score.feasible for t in self.trials.values())
 
     @property
+    def void(self) -> bool:
+        """Whether it was measured in a way that tells nothing of it, on any window."""
+        return any(t.score.void for t in self.trials.values())
+
+    @property
+    def at_least(self) -> bool:
+        """Whether its value is a lower bound: on some window the ladder ended before any load failed."""
+        return any(t.score.at_least for t in self.trials.values())
+
+    @property
     def less_than(self) -> float | None:
         """What its value on the first window is known to stay under, where a race never asked for more."""
         first = self.trials.get(0)

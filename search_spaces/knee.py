@@ -49,7 +49,7 @@ class Decision:
     phases_agree: bool
     proofs: Proofs = field(default_factory=Proofs)
     slots: Effects = field(default_factory=dict)
-    beyond: tuple[Candidate, ...] = ()  # measured and worse, next to the tied set
+    beyond: tuple[Candidate, ...] = ()  # next to the tied set: measured, and worse or unable to win
     missing: tuple[str, ...] = ()  # what was not measured, or where the domain ends
 
     @property
@@ -180,8 +180,9 @@ def _placed(decision: Decision, space: Space) -> Decision:
             if candidate is not None and _is_worse(candidate, decision.choice.winner):
                 beyond.append(candidate)
                 break
-            if candidate is None or candidate.value is None:
-                unmeasured.append(f"{space.dimensions[axis].label}={space.dimensions[axis].values[place[axis]]}")
+            if candidate is None or candidate.value is None or candidate.void:
+                name = f"{space.dimensions[axis].label}={space.dimensions[axis].values[place[axis]]}"
+                unmeasured.append(name if candidate is None or not candidate.void else f"{name} (void)")
                 break
             if id(candidate) not in tied:
                 beyond.append(candidate)

@@ -18,6 +18,8 @@ OBJECTIVES: dict[str, Callable[[Metrics], float]] = {
     "pareto": lambda m: m.qualified_output_throughput,  # against waste: no one number says which is best
 }
 DIRECTIONS = {"pareto": ("maximize", "minimize")}  # of objectives with more than one value
+NOT_ISOLATED = "not_isolated"
+_VOID = ("void", "unbalanced", NOT_ISOLATED)
 RACED_OUT = "raced_out"  # the constraint that a bound misses which is all that is known of a value
 
 
@@ -43,6 +45,7 @@ class Score:
     waste_per_token: tuple[tuple[str, float], ...] = ()  # load -> waste byte-seconds per qualified token
     less_than: float | None = None
     run: bool = True
+    at_least: bool = False  # of a capacity: the ladder ends there, and no load that was tried failed
 
     @property
     def missed(self) -> tuple[ClauseSeen, ...]:
@@ -52,6 +55,11 @@ class Score:
     def reasons(self) -> tuple[str, ...]:
         """All that speaks against it; empty where it is feasible."""
         return (*(missed_words(c) for c in self.missed), *self.grounds)
+
+    @property
+    def void(self) -> bool:
+        """Whether what was measured is no measurement of the candidate, neither for it nor against it."""
+        return any(name in _VOID for name, _ in self.constraints)
 
     @property
     def feasible(self) -> bool:
@@ -81,9 +89,8 @@ def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") 
         return Score(value, (("ineligible", 1.0),), (), ("no replay decides",))
     clauses = _clauses(decides, slo)
     marks = _marks(result, decides)
-    if not marks and not decides.holds and all(c.over is not None and c.over <= 0 for c in clauses):
-        # The measuring side knows more than the clauses (divergence bound): its word stands.
-        marks.append(("holds", f"the replay that decides does not hold: {decides.binding or 'its SLO'} binds"))
+    if not marks and all(c.over is not None and c.over <= 0 for c in clauses):
+        marks += _beyond_clauses(result, decides, value)
     constraints = [(c.text, math.inf if c.over is None else c.over) for c in clauses]
     return Score(
         value, (*constraints, *((name, 1.0) for name, _ in marks)), clauses, tuple(words for _, words in marks),
@@ -93,6 +100,7 @@ def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") 
             (r.load, w) for r in result.replays
             if r.phase == decides.phase and _counts(r) and (w := r.metrics.waste_per_qualified_token) is not None
         ),
+        at_least=objective == "capacity_load" and result.capacity is not None and result.capacity.at_least,
     )  # fmt: skip
 
 
@@ -165,6 +173,15 @@ def _marks(result: TrialResult, decides: ReplayResult) -> list[tuple[str, str]]:
     if result.metrics.qualified_output_tokens <= 0 or result.metrics.qualified_output_throughput <= 0:
         marks.append(("no_tokens", "no qualified token"))
     return marks
+
+
+def _beyond_clauses(result: TrialResult, decides: ReplayResult, value: float) -> list[tuple[str, str]]:
+    """What the measuring side knows beyond the clauses: divergence under `cow`, a backlog that always grows."""
+    if not decides.holds:
+        return [("holds", f"the replay that decides does not hold: {decides.binding or 'its SLO'} binds")]
+    if value > 0:
+        return []
+    return [("holds", result.capacity.words if result.capacity else "no load holds")]
 
 
 def missed_words(clause: ClauseSeen) -> str:

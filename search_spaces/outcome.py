@@ -48,6 +48,7 @@ class CandidateOutcome(_Model):
     values: tuple[float | None, ...]
     value: float | None  # mean over the repeats; None where any cannot count
     less_than: float | None = None  # raced out: its value on the first window is less than this
+    at_least: bool = False  # the ladder of loads ended before any load failed: its value is a lower bound
     feasible: bool
     why_not: tuple[str, ...] = ()
     clauses: tuple[ClauseSeen, ...] = ()
@@ -124,7 +125,7 @@ class Outcome(_Model):
     planned_effect: float | None = None  # share that was expected to be visible, before anything ran
     # Slot -> what it gives over the mean, by its controls. Every value here is what was measured, divided by it.
     slot_effects: dict[str, float] = Field(default_factory=dict)
-    smallest_effect: float | None = None  # share of the default's value that this sweep could have seen
+    smallest_effect: float | None = None  # share of the winner's value that this sweep could have seen
     nearest_miss: NearestMiss | None = None
     min_gain: float
     num_repeats: int

@@ -17,6 +17,7 @@ from search_spaces.objective import Score
 from trials.bracket import rung_from, rungs, search
 from trials.spec import Ladder
 
+_ROUNDING = 1e-9  # of a value that was taken to another slot and back
 HoldsAt = Callable[[int, int], bool]  # (candidate, rung)
 
 
@@ -116,7 +117,7 @@ class Standings:
     def to_be_worse(self, value: float) -> float | None:
         """The load that a candidate must miss to be worse than `value` by min_gain; None where there is none."""
         above = [v for v in self._values if v > value / (1 + self._min_gain)]
-        return above[0] if above and above[0] <= value else None
+        return above[0] if above and above[0] <= value * (1 + _ROUNDING) else None
 
     def _lost(self, candidate: str) -> Question | None:
         """Further windows are for survivors: those whose capacity on the first one is known."""

@@ -105,6 +105,7 @@ def _candidate(c: Candidate, behind: Interval | None, decision: Decision, space:
         values=tuple(t.score.value for t in trials),
         value=c.value,
         less_than=c.less_than,
+        at_least=c.at_least,
         feasible=c.feasible,
         why_not=c.why_not,
         clauses=c.clauses,
@@ -149,12 +150,12 @@ def _sentence(decision: Decision, space: Space, rules: Rules, miss: NearestMiss 
         return f"no feasible candidate{_miss_words(miss)}"
     winner = decision.choice.winner
     name, unit = label(winner, space), UNITS.get(rules.objective, rules.objective)
-    value = f"{shown(winner.value or 0)} {unit}"
+    value = f"{_least(winner)}{shown(winner.value or 0)} {unit}"
     others = [label(c, space) for c in decision.choice.tied if c is not winner]
     more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
     ties = f"; tied with {', '.join(others[:_MOST_NAMED])}{more}" if others else ""
     bound = f"; {winner.binding.text} binds" if winner.binding else ""
-    beyond = ", ".join(label(c, space) for c in decision.beyond)
+    worse = f"; {beyond}" if (beyond := _beyond(decision, space)) else ""
     missing = ", ".join(decision.missing)
     if decision.kind == "flat":
         effect = f"{decision.smallest_effect or rules.min_gain:.1%}"
@@ -162,11 +163,25 @@ def _sentence(decision: Decision, space: Space, rules: Rules, miss: NearestMiss 
         seen = f"effects under {effect} could not be seen{f'; {missing}' if missing else ''}"
         return f"flat within noise: {keep}, {name} ({value}); {seen}{ties}{bound}"
     if decision.kind == "knee":
-        return f"knee at {name}: {value}; {beyond} measured and worse{ties}{bound}"
+        return f"knee at {name}: {value}{worse}{ties}{bound}"
     if decision.kind == "edge":
-        worse = f"; {beyond} measured and worse" if beyond else ""
         return f"{name}: {value}; the best reaches the edge of the domain ({missing}){worse}{ties}{bound}"
     return f"{name}: {value} is the best measured, not a knee: {missing} not measured{ties}{bound}"
+
+
+def _beyond(decision: Decision, space: Space) -> str:
+    """What lies next to the tied set, by why it is not the winner."""
+    barred = decision.proofs.barred
+    kinds: dict[str, list[str]] = {"measured and worse": [], "not feasible": [], "does not survive": []}
+    for c in decision.beyond:
+        unable = c.less_than is None and not c.feasible
+        kind = "does not survive" if c.policy in barred else "not feasible" if unable else "measured and worse"
+        kinds[kind].append(label(c, space))
+    return "; ".join(f"{', '.join(labels)} {kind}" for kind, labels in kinds.items() if labels)
+
+
+def _least(c: Candidate) -> str:
+    return ">= " if c.at_least else ""
 
 
 def _miss_words(miss: NearestMiss | None) -> str:
@@ -190,9 +205,9 @@ def _signal(c: Candidate, unit: str) -> str:
     spread = f" [{shown(values[0])} .. {shown(values[-1])}]" if len(values) > 1 else ""
     worst = c.binding
     if worst is None:
-        return f"{shown(sum(values) / len(values))} {unit}{spread}"
+        return f"{_least(c)}{shown(sum(values) / len(values))} {unit}{spread}"
     seen = "no bound" if worst.observed is None else f"{shown(worst.observed)}"
-    return f"{shown(sum(values) / len(values))} {unit}{spread}; {worst.text} at {seen}"
+    return f"{_least(c)}{shown(sum(values) / len(values))} {unit}{spread}; {worst.text} at {seen}"
 
 
 def _verdict(c: Candidate, behind: Interval | None, decision: Decision, space: Space, rules: Rules) -> VerdictRow:
@@ -231,6 +246,8 @@ def _judge_winner(c: Candidate, decision: Decision, rules: Rules) -> tuple[Verdi
         doubts.append("another phase would choose otherwise")
     if decision.kind == "open":
         doubts.append("what lies beyond it was not measured")
+    if c.at_least and any(_may_hold_more(other, c) for other in decision.candidates if other is not c):
+        doubts.append("the ladder of loads ends before it tells this from others: raise measure.ladder.high")
     if len(c.trials) < rules.num_repeats:
         doubts.append(f"measured on {len(c.trials)} of {rules.num_repeats} windows")
     if rules.num_repeats < 2 and any(t.evidence == "measured" for t in c.trials.values()):
@@ -245,6 +262,14 @@ def _judge_winner(c: Candidate, decision: Decision, rules: Rules) -> tuple[Verdi
         if decision.choice and c is decision.choice.best
         else ("within noise of the best, least waste"),
     )
+
+
+def _may_hold_more(other: Candidate, winner: Candidate) -> bool:
+    """Whether it, too, held all that was asked of it, or lost to a load that the ladder does not have."""
+    if not other.in_space:
+        return False
+    first, bound = winner.values.get(0), other.less_than
+    return (other.feasible and other.at_least) or (first is not None and bound is not None and bound > first)
 
 
 def _by(c: Candidate, winner: Candidate) -> str:

@@ -6,6 +6,7 @@ from made_results import make_replay, make_result
 
 from orchestrator.conclude import judged, outcome_of
 from orchestrator.folder import SweepFolder
+from orchestrator.survival import bursts_on
 from trials.bracket import rung_from, rungs
 from trials.result import Capacity, CapacityPart
 from trials.slo import parse_slo
@@ -32,7 +33,8 @@ def capacity_of(truth):
                             below=None, binding="ttft", replays=1 if lost else 8, stopped_early=0,
                             engine_s=1.0 if lost else 10.0)  # fmt: skip
         found = Capacity(over="rate_scale", last=64, value=None if lost else value, low=None, high=None,
-                         less_than=below, parts=(part,), words=f"< {below:g} x" if lost else "")  # fmt: skip
+                         at_least=not lost and value == VALUES[-1], less_than=below, parts=(part,),
+                         words=f"< {below:g} x" if lost else "")  # fmt: skip
         result = make_result(100.0, block_size=spec.policy.block_size, holds=value is not None)
         metrics = result.metrics.model_copy(update={"capacity_load": found.value})
         replays = (make_replay(100.0, holds=value is not None).model_copy(update={"metrics": metrics}),)
@@ -195,6 +197,84 @@ def test_where_the_leader_fails_on_a_later_window_those_it_beat_are_asked_again(
     assert len(searched(ran)) == sweep.budget
     again = drive(tmp_path / "out", sweep, answer=answer)
     assert not again.executor.ran
+
+
+@pytest.mark.parametrize(
+    ("sets", "others", "verdict"),
+    [
+        (["race=false"], 20.0, "ship"),
+        (["race=false"], 100.0, "inspect"),
+        ([], 20.0, "inspect"),
+        ([], 100.0, "inspect"),
+    ],
+    ids=["alone", "with all", "raced, alone", "raced, with all"],
+)
+def test_a_capacity_at_the_ladder_s_end_is_a_bound_and_tells_nobody_apart_who_holds_it_too(
+    tmp_path, sets, others, verdict
+):
+    """What went wrong: `64 load` where no load had failed; and the best of those that all held 64 was shipped.
+
+    In a race there is no load to beat it with, so the others were never asked.
+    """
+    sweep = make_sweep(tmp_path, *RACE, *sets)
+    ran = drive(tmp_path / "out", sweep, answer=capacity_of({**dict.fromkeys(PEAK, others), 16: 100.0}))
+    found = outcome_of(ran.records, sweep)
+    assert found.winner == "block_size=16"
+    assert found.candidate("block_size=16").at_least
+    assert "block_size=16: >= 64 load" in found.sentence or "block_size=16 (>= 64 load)" in found.sentence
+    row = next(v for v in found.verdicts if v.option == "block_size=16")
+    assert row.signal.startswith(">= 64 load")
+    assert row.verdict == verdict
+    assert ("raise measure.ladder.high" in row.reason) == (verdict == "inspect")
+
+
+@pytest.mark.parametrize("held_out", [0, 1])
+def test_a_winner_has_to_survive_at_a_share_of_what_it_held_on_the_very_window_of_the_bursts(tmp_path, held_out):
+    """What went wrong: at a share of what it held on the first window, which may hold twice the load."""
+    holds = {0: 30.0, 1: 24.0, 2: 12.0}  # by repeat, 2 the held-out one
+
+    def answer(job):
+        if "survival" in job.spec.trace.path:
+            return make_result(100.0, block_size=job.spec.policy.block_size)
+        own = holds[job.spec.repeat] / 1.06**job.spec.repeat
+        return capacity_of({size: own if size == 16 else own / 2 for size in PEAK})(job)
+
+    sets = (
+        "trace.window={start: 0s, duration: 10s}",
+        f"held_out={held_out}",
+        "survival={cancels: 0.4, forks: 0.4}",
+    )
+    sweep = make_sweep(tmp_path, *RACE, *sets)
+    ran = drive(tmp_path / "out", sweep, answer=answer)
+    (tried,) = [r for r in ran.records if r.card.role == "survival"]
+    source = next(r for r in ran.records if r.number == tried.card.of)
+    assert (source.spec.policy.block_size, source.repeat) == (16, 1 + held_out)
+    bursts = bursts_on(sweep.config.survival, source.spec, source.spec.trace.window, tmp_path / "again")
+    share = tried.spec.measure.load.rate_scale / bursts.thinner / source.result.metrics.capacity_load
+    assert share == pytest.approx(sweep.config.survival.of_capacity)
+    assert source.result.metrics.capacity_load == pytest.approx(holds[1 + held_out], rel=0.06)
+
+
+def test_a_neighbour_is_tried_on_the_winner_s_slot_at_the_load_that_the_winner_held_there(tmp_path):
+    """What went wrong, once values are the mean slot's: no rung of the ladder lies so near under one of them."""
+    gives = {"fake-0": 0.8, "fake-1": 1.2}
+    truth = {4: 10.0, 8: 12.0, 16: 20.0, 32: 27.0, 64: 15.0}
+
+    def answer(job):
+        slot = gives[job.slot or f"fake-{job.number % 2}"]
+        return capacity_of({size: slot * load for size, load in truth.items()})(job)
+
+    cuda = ("engine={name: torch_paged, device: cuda}", "controls=[vendor_default, smallest]", "repeats=1")
+    sweep = make_sweep(tmp_path, *RACE, *cuda)
+    ran = drive(tmp_path / "out", sweep, answer=answer, num_slots=2)
+    found = outcome_of(ran.records, sweep)
+    winner = next(r for r in ran.records if r.number == found.winner_trial)
+    tried = [r for r in ran.records if r.card.role == "neighbour"]
+    assert tried
+    assert {r.slot for r in tried} == {winner.slot}
+    held = winner.result.metrics.capacity_load
+    assert all(held / 1.02 < r.card.beat <= held for r in tried)
+    assert (found.kind, found.winner) == ("knee", "block_size=32")
 
 
 def test_where_every_candidate_fails_on_a_later_window_each_was_asked(tmp_path):

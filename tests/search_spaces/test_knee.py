@@ -1,5 +1,7 @@
 """Laws of the outcome: ties, kinds, winner and verdicts, from made-up measurements."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,6 +137,23 @@ def test_a_tied_set_that_reaches_the_end_is_an_edge_although_its_winner_is_insid
     assert "block_size=4 measured and worse" in found.sentence
 
 
+def test_what_lies_beyond_is_told_by_why_it_is_not_the_winner():
+    """What went wrong: one that holds more and misses its SLO, or falls under bursts, was `measured and worse`."""
+    values = hill(b8=[200, 201, 199], b32=[make_result(300.0, ttft=600.0)] * 3)
+    (falls,) = held_out({8: [make_result(1.0, ttft=900.0)]})
+    found = outcome(sweep(values), again=[replace(falls, survival=True)])
+    assert (found.kind, found.winner) == ("knee", "block_size=16")
+    assert "; block_size=32 not feasible; block_size=8 does not survive; " in found.sentence
+
+
+@pytest.mark.parametrize("how", [{"void": ("lengths differ",)}, {"unbalanced": 1}], ids=["void", "unbalanced"])
+def test_a_neighbour_whose_measurement_is_void_was_not_measured(how):
+    """What went wrong: it counted as measured and worse, and the knee was shipped."""
+    found = outcome(sweep(hill(b32=[make_result(500.0, **how)] * 3)))
+    assert (found.kind, found.winner) == ("open", "block_size=16")
+    assert "block_size=32 (void) not measured" in found.sentence
+
+
 def test_an_unmeasured_neighbour_leaves_the_search_open_and_the_winner_to_inspect():
     values = hill()
     del values[32]
@@ -258,11 +277,11 @@ def test_a_winner_that_some_windows_never_saw_is_to_inspect():
 
 
 def held_out(values):
-    """Trials of {block size: values by held-out window}; None where one failed."""
+    """Trials of {block size: values or results by held-out window}; None where one failed."""
     every = [(size, r, v) for size, of_window in values.items() for r, v in enumerate(of_window)]
     return [
         Again(900 + n, 3 + r, with_policy(SPACE.base, block_size=size).policy,
-              measured(0, SPACE.default, 0, None if v is None else make_result(v)).score)
+              measured(0, SPACE.default, 0, make_result(v) if isinstance(v, float) else v).score)
         for n, (size, r, v) in enumerate(every)
     ]  # fmt: skip
 

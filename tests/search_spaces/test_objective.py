@@ -6,6 +6,7 @@ import pytest
 from made_results import SLO, make_replay, make_result
 
 from search_spaces.objective import brief, score
+from trials.result import Capacity
 from trials.slo import parse_slo
 
 
@@ -62,6 +63,17 @@ def test_overshoot_is_a_share_of_the_limit():
 def test_attainment_is_counted_in_allowed_misses():
     assert dict(judge(make_result(attainment=0.98)).constraints)["attainment"] == pytest.approx(1.0)
     assert dict(judge(make_result(attainment=1.0)).constraints)["attainment"] == -1.0
+
+
+def test_a_backlog_that_grows_at_every_load_leaves_no_capacity_to_win_with():
+    """What went wrong: its SLO held at the lowest load, so a capacity of 0 was feasible, and was shipped."""
+    words = "no load of the ladder holds: backlog binds"
+    result = make_result(100.0).model_copy(
+        update={"capacity": Capacity(over="rate_scale", last=4, value=None, low=None, high=None, words=words)}
+    )
+    judged = score(result, parse_slo(SLO), "capacity_load")
+    assert (judged.value, judged.feasible, judged.grounds) == (0.0, False, (words,))
+    assert dict(judged.constraints)["holds"] > 0
 
 
 def test_full_attainment_required_and_met_is_no_violation():
