@@ -10,7 +10,7 @@ def doubts_again(winner: Candidate, decision: Decision, rules: Rules) -> list[st
     """Why the winner has to be looked at: it fails or loses on held-out windows, or does not survive."""
     proofs, default, fixed = decision.proofs, decision.default, decision.best_fixed_block
     found = [proofs.why_not_survived(winner.policy), proofs.fails(winner.policy)]
-    if default is not None and default.feasible:
+    if default is not None and default.feasible and default.policy not in proofs.barred:
         found.append(proofs.loses(winner.policy, default.policy, 0.0, "the default"))
     if fixed is not None and fixed is not default:
         found.append(proofs.loses(winner.policy, fixed.policy, rules.min_gain, "the best fixed block"))

@@ -122,10 +122,11 @@ def group(measured: Sequence[Measured], space: Space) -> tuple[Candidate, ...]:
     return tuple(sorted(found, key=lambda c: (not c.in_space, space.position(c.policy) or ())))
 
 
-def _worth(trial: Measured) -> tuple[bool, float]:
-    """A measurement before a bound, a low bound before a high one; among equals the first."""
-    bound = trial.score.less_than
-    return trial.score.value is None and bound is not None, 0.0 if trial.score.value is not None else bound or 0.0
+def _worth(trial: Measured) -> tuple[int, float]:
+    """A measurement before a bound, a low bound before a high one, and both before nothing; of equals the first."""
+    if trial.score.value is not None:
+        return 0, 0.0
+    return (2, 0.0) if trial.score.less_than is None else (1, trial.score.less_than)
 
 
 def common_load(tied: Sequence[Candidate]) -> str | None:

@@ -56,15 +56,19 @@ class Decision:
     def default(self) -> Candidate | None:
         return next((c for c in self.candidates if c.is_default), None)
 
+    def may_win(self, candidate: Candidate) -> bool:
+        """Whether it is a candidate of the space that is feasible and survives, as far as that was tried."""
+        return candidate.in_space and candidate.feasible and candidate.policy not in self.proofs.barred
+
     @property
     def best_fixed_block(self) -> Candidate | None:
-        """The best of those that are the default but for their block size; None where none is feasible."""
+        """The best of those that are the default but for their block size, and may win; None where none may."""
         if self.default is None:
             return None
         policy = self.default.policy
         fixed = [
             c for c in self.candidates
-            if c.feasible and c.policy.model_copy(update={"block_size": policy.block_size}) == policy
+            if self.may_win(c) and c.policy.model_copy(update={"block_size": policy.block_size}) == policy
         ]  # fmt: skip
         level = _levels([c.values for c in fixed]) if fixed else []
         return fixed[max(range(len(fixed)), key=lambda k: level[k])] if fixed else None

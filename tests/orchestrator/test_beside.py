@@ -124,6 +124,8 @@ def test_where_the_winner_does_not_survive_the_next_candidate_is_tried_and_wins(
     verdict = next(v for v in found.verdicts if v.option == "block_size=8")
     assert verdict.verdict == "inspect"
     assert "does not survive" in verdict.reason
+    winner = next(v for v in found.verdicts if v.option == "block_size=16")
+    assert winner.verdict == "ship", f"held against one that did not survive: {winner.reason}"
     assert "ttft:p99<500ms missed: 900 ms" in verdict.reason
     assert {r.spec.policy.block_size for r in roles(ran, "confirm")} == {8, 16}
 

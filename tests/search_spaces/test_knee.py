@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from made_results import SLO, make_replay, make_result
 from made_specs import make_spec
 
-from search_spaces.candidates import Measured
+from search_spaces.candidates import Measured, group
 from search_spaces.controls import control_spec
 from search_spaces.knee import Rules, decide
-from search_spaces.objective import score
+from search_spaces.objective import raced_out, score
 from search_spaces.proofs import Again
 from search_spaces.space import build_space, load_space_spec, space_spec, with_policy
 from search_spaces.verdicts import describe
@@ -292,6 +292,31 @@ def test_a_default_that_missed_its_slo_in_the_search_is_none_to_lose_to():
     assert (found.winner, verdict(found, "block_size=8")) == ("block_size=8", "ship")
     lost = outcome(sweep(hill(b8=[130, 131, 129])), again=held_out({8: [130.0], 16: [200.0]}))
     assert "loses on held-out windows: 130 against 200 of the default" in reason(lost, "block_size=8")
+
+
+def test_nobody_loses_to_what_may_not_win_itself():
+    """What went wrong: a winner was held against the default and the best fixed block, whether or not they survive,
+    and against controls outside the space."""
+    (falls,) = held_out({16: [make_result(1.0, ttft=900.0)]})
+    again = [*held_out({8: [130.0], 16: [200.0]}), replace(falls, number=990, survival=True)]
+    found = outcome(sweep(hill(b8=[130, 131, 129])), again=again)
+    assert (found.winner, verdict(found, "block_size=8")) == ("block_size=8", "ship")
+    policy = control_spec(SPACE, "one_block").policy
+    beyond = [measured(80 + r, policy, r, make_result(300.0), "one_block") for r in range(3)]
+    decision = decide([*sweep(hill()), *beyond], SPACE, RULES)
+    assert decision.best_fixed_block is decision.choice.winner
+
+
+@pytest.mark.parametrize("first", ["fails", "is raced out"])
+def test_a_trial_that_gave_nothing_takes_nothing_from_another_of_the_same_candidate(first):
+    """What went wrong: the default was out of the search when its control was lost, though its grid point ran."""
+    lost = measured(900, SPACE.default, 0, None, "vendor_default")
+    known = measured(901, SPACE.default, 0, make_result(120.0))
+    if first == "is raced out":
+        known = replace(known, score=raced_out(120.0, "lost"))
+    (candidate,) = group([lost, known], SPACE)
+    assert candidate.trials[0] is known
+    assert candidate.feasible == (first == "fails")
 
 
 def test_held_out_windows_are_compared_where_both_have_a_value():
