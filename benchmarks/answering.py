@@ -14,7 +14,8 @@ from orchestrator.config import Sweep
 from orchestrator.executors import Done, Event, Job
 from orchestrator.package import Package, pack
 from orchestrator.resolve import load_sweep
-from trials.trace import make_trace, save_trace
+from trials.fingerprint import trace_hash
+from trials.trace import load_trace, make_trace, save_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -37,7 +38,7 @@ survival: null
 tracking: null
 """
 
-NOOP = '''"""Answers what it is asked at once, with a value that its policy decides."""
+NOOP = '''"""Answers what it is asked at once: it reads its spec, and not the trace, which is a trial's own work."""
 
 import json
 import os
@@ -48,18 +49,15 @@ from trials.preload import preload
 
 preload("simulator")
 
-from trials.fingerprint import spec_hash, trace_hash
-from trials.result import Hashes, save_result
-from trials.spec import TrialSpec
-from trials.trace import load_trace
+from trials.fingerprint import spec_hash
 from trials.worker import read_spec, say
 
 
 def main(arguments: list[str]) -> int:
     spec, out = read_spec(Path(arguments[0])), Path(arguments[1])
     say("measuring")
-    known = trace_hash(load_trace(Path(spec.trace.path)))
-    made = json.loads((Path(spec.trace.path).parent / "made.json").read_text())
+    made = json.loads((Path(__file__).parent / "made.json").read_text())
+    known = made["hashes"]["trace"]
     made["hashes"] = {"spec": spec_hash(spec, known, None), "trace": known, "engine": "e" * 64}
     (out / "attempt.json").write_text(json.dumps({"pid": os.getpid()}))
     (out / "requests.parquet").write_bytes(b"")
@@ -76,7 +74,6 @@ if __name__ == "__main__":
 def noop_sweep(folder: Path, trials: int) -> Sweep:
     """A TPE search over three dimensions; its trace has one request."""
     write_one_request(folder)
-    (folder / "made.json").write_text(made_result().model_dump_json())
     (folder / "s.yaml").write_text(SWEEP.format(trials=trials))
     return load_sweep(folder / "s.yaml")
 
@@ -98,11 +95,15 @@ def made_result() -> Any:
 
 
 def noop_package(folder: Path) -> Package:
-    """The package of trials/ with the worker that answers at once in it."""
+    """The package of trials/ with the worker that answers at once in it, and what it answers."""
     root = folder / "code"
     if not root.exists():
         shutil.copytree(ROOT / "trials", root / "trials", ignore=shutil.ignore_patterns("__pycache__"))
         (root / "trials" / "noop.py").write_text(NOOP)
+        made = made_result()
+        hashes = made.hashes.model_copy(update={"trace": trace_hash(load_trace(folder / "t.parquet"))})
+        answer = made.model_copy(update={"hashes": hashes}).model_dump_json()
+        (root / "trials" / "made.json").write_text(answer)
     return pack(root)
 
 

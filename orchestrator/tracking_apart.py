@@ -6,7 +6,6 @@ arrive. It ends when its stdin does, and on Linux at once when its driver dies, 
 """
 
 import contextlib
-import gc
 import json
 import os
 import subprocess
@@ -105,17 +104,12 @@ def serve(lines: IO[bytes], answers: IO[bytes]) -> None:
     database = local_database(target.uri)
     log = WriteAheadLog(database) if database is not None else None
     sender = Sender(target, logged)
-    frozen = False
     try:
         for line in lines:
             key, _, text = line.partition(b" ")
             why = _sent(sender, text.decode(), int(key))
             answers.write(json.dumps(why).encode() + b"\n")
             answers.flush()
-            if not why and not frozen:  # MLflow is here now, and need not be looked through again and again
-                gc.collect()
-                gc.freeze()
-                frozen = True
     finally:
         if log is not None:
             log.close()

@@ -17,6 +17,8 @@ FORKABLE: dict[str, tuple[str, ...]] = {
         *_ANY, "trials.engines.torch_engine", "trials.engines.torch_paged", "trials.engines.kernels.speed",
     ),
 }  # fmt: skip
+# Its patterns are compiled when a text is first read, which is otherwise anew in each process.
+_EVERY_CLAUSE = "ttft:p99<1s;itl:p50<=50ms;qualify:ttft<1s;attainment>=99%"
 _ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"  # pyarrow's own jemalloc would start a thread as soon as it is loaded
 
 
@@ -31,6 +33,7 @@ def preload(engine: str) -> None:
         importlib.import_module(module)
     del os.environ[_ARROW_ALLOCATOR]
     _keep_arrow_from_pandas()
+    importlib.import_module("trials.slo").parse_slo(_EVERY_CLAUSE)
 
 
 class _NoPandas:
