@@ -156,7 +156,7 @@ class SweepStudy:
         screen = self._sweep.screen
         if screen is None or self._dropped:
             return ""
-        self._dropped = screen.against(self._answered(), self._sweep.config.min_gain).misled
+        self._dropped = screen.misled(self._answered(), self._sweep.config.min_gain)
         if not self._dropped:
             return ""
         drop_screen(self._folder, self._dropped)

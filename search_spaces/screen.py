@@ -50,10 +50,10 @@ class Screen:
     said: Mapping[Key, Screened]
     dropped: str = ""
 
-    def against(self, measured: Mapping[Key, Screened], min_gain: float) -> "Agreement":
-        """How it stands to what was measured so far."""
+    def misled(self, measured: Mapping[Key, Screened], min_gain: float) -> str:
+        """Why it is not to be followed any more, by what was measured so far; empty where it is."""
         checks = [key_of(one.params) for one in self.listed if one.role == "check"]
-        return agreement(self.said, measured, checks, min_gain)
+        return agreement(self.said, measured, checks, min_gain).misled
 
 
 @dataclass(frozen=True, slots=True)
