@@ -89,3 +89,20 @@ def test_a_killed_driver_loses_nothing(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     assert [spool.text(o).strip() for o in spool.unsent] == [f"entry {i}" for i in range(100)]
     spool.close()
+
+
+def test_one_wait_for_the_disk_is_for_all_that_came_since_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+    spool = Spool(tmp_path)
+    monkeypatch.setattr("orchestrator.spool.os.fsync", waits.append)
+    for n in range(3):
+        spool.append(f"entry {n}")
+    spool.sync()
+    spool.sync()
+    assert len(waits) == 1
+    spool.append("entry 3")
+    spool.sync()
+    assert len(waits) == 2
+    spool.close()
