@@ -90,7 +90,7 @@ def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") 
     clauses = _clauses(decides, slo)
     marks = _marks(result, decides)
     if not marks and all(c.over is not None and c.over <= 0 for c in clauses):
-        marks += _beyond_clauses(result, decides, value)
+        marks += _beyond_clauses(result, decides, objective)
     constraints = [(c.text, math.inf if c.over is None else c.over) for c in clauses]
     return Score(
         value, (*constraints, *((name, 1.0) for name, _ in marks)), clauses, tuple(words for _, words in marks),
@@ -175,11 +175,11 @@ def _marks(result: TrialResult, decides: ReplayResult) -> list[tuple[str, str]]:
     return marks
 
 
-def _beyond_clauses(result: TrialResult, decides: ReplayResult, value: float) -> list[tuple[str, str]]:
+def _beyond_clauses(result: TrialResult, decides: ReplayResult, objective: str) -> list[tuple[str, str]]:
     """What the measuring side knows beyond the clauses: divergence under `cow`, a backlog that always grows."""
     if not decides.holds:
         return [("holds", f"the replay that decides does not hold: {decides.binding or 'its SLO'} binds")]
-    if value > 0:
+    if objective != "capacity_load" or result.metrics.capacity_load:
         return []
     return [("holds", result.capacity.words if result.capacity else "no load holds")]
 
