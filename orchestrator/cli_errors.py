@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import select
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -27,6 +29,9 @@ _REMEDIES = {
 }  # what the machine refuses and the user can mend; any other OSError is our fault until shown otherwise
 
 
+_SIGPIPE = 141  # as shells show a command whose reader has gone
+
+
 class Interrupted(Exception):
     """The user stopped a verb; the words say how to go on."""
 
@@ -36,6 +41,7 @@ def verb(as_json: bool) -> Iterator[None]:
     """Every verb's body runs inside. With --json an error is the document: {"error": ..., "exit_code": ...}."""
     try:
         yield
+        sys.stdout.flush()  # here, where a reader that is gone can be told from a fault
     except typer.Exit:
         raise
     except SpecError as error:
@@ -45,11 +51,23 @@ def verb(as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise _end(130, "interrupted", as_json) from None
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            raise typer.Exit(_SIGPIPE) from None
         if error.errno not in _REMEDIES:
             raise _our_fault(error, as_json) from None
         raise _end(2, f"error: {_refused(error)}", as_json) from None
     except Exception as error:
         raise _our_fault(error, as_json) from None
+
+
+def _nobody_reads() -> bool:
+    """Whether stdout's reader is gone (`kvknee status DIR | head -1`); then what is left is written to nobody."""
+    watch, out = select.poll(), sys.stdout.fileno()
+    watch.register(out, 0)
+    gone = any(event & select.POLLERR for _, event in watch.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out)
+    return gone
 
 
 def _refused(error: OSError) -> str:

@@ -31,6 +31,7 @@ from orchestrator.screened import with_screen
 from orchestrator.sweep_file import stored_sweep
 from orchestrator.tables import left_out, outcome_lines, plan_lines, print_conclusion
 from orchestrator.tracking import Tracker
+from search_spaces.verdicts import UNITS
 from trials.slo import parse_slo
 
 Say = Callable[[Any], None]
@@ -217,7 +218,8 @@ def status_of(path: Path, sweep: Sweep) -> Status:
     records = folder.load_trials()
     slo = parse_slo(sweep.config.slo)
     driven = being_driven(folder)
-    tally, running = Tally(), {}
+    objective = sweep.config.objective
+    tally, running = Tally(unit=UNITS.get(objective, objective)), {}
     for record in records:
         if record.state == "running":
             running[record.number] = ""
@@ -229,11 +231,13 @@ def status_of(path: Path, sweep: Sweep) -> Status:
     again = sum(record.card.role is not None for record in records)
     planned = sweep.budget + len(list(sweep.control_points())) + again
     picture = tally.picture(planned, running, 1)
-    lines = [states_line(picture), best_line(picture), "a driver runs it now" if driven else "no driver runs it"]
     left = planned - sum(tally.states.values())
+    outcome = folder.load_outcome() or (outcome_of(records, sweep) if records and not left else None)
+    lines = [states_line(picture), "a driver runs it now" if driven else "no driver runs it"]
+    if outcome is None:  # else it says who won: the best of single trials need not
+        lines.insert(1, best_line(picture))
     if left and not driven:
         lines.append(f"continue with: kvknee resume {path}")
-    outcome = folder.load_outcome() or (outcome_of(records, sweep) if records and not left else None)
     if outcome is not None:
         lines += outcome_lines(outcome)
     return Status(

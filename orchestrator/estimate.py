@@ -25,7 +25,8 @@ class Estimate:
     @property
     def words(self) -> str:
         """The estimate in a line, with what it leaves out."""
-        what = f"{self.trials} trials of about {self.replays_per_trial} replays"
+        plural = "" if self.replays_per_trial == 1 else "s"
+        what = f"{self.trials} trials of about {self.replays_per_trial} replay{plural}"
         if self.closed:
             return f"{what}; under a closed load the time depends on the answers: measure one with `kvknee trial`"
         kind = "simulated" if self.modelled else "engine"

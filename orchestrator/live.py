@@ -16,7 +16,8 @@ def states_line(picture: Picture) -> str:
 
 def best_line(picture: Picture) -> str:
     if picture.best:
-        return f"best so far {picture.best[0]} at {picture.best[1]:.4g}"
+        label, value = picture.best
+        return f"best so far {label} at {f'{value:.4g} {picture.unit}'.rstrip()}, feasible"
     finished = any(n for state, n in picture.states.items() if state not in ("running", "waiting"))
     return "nothing feasible yet" if finished else "no result yet"
 

@@ -16,6 +16,7 @@ class Picture:
     running: Mapping[int, str] = field(default_factory=dict)  # trial -> where it runs, and what it says of itself
     at_once: int = 1  # slots in service
     fault: str = ""  # the last one
+    unit: str = ""  # of the best's value
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class Tally:
     best: tuple[str, float] | None = None
     states: dict[str, int] = field(default_factory=dict)
     fault: str = ""  # what last went wrong
+    unit: str = ""  # of what is maximised
 
     def count(self, state: str, label: str, value: float | None) -> None:
         """One more finished trial; `value` None where it may not win."""
@@ -37,7 +39,7 @@ class Tally:
         left = planned - sum(self.states.values())
         states = {"waiting": left - len(running), "running": len(running), **self.states}
         eta_s = sum(self.walls_s) / len(self.walls_s) * left / at_once if self.walls_s and at_once else None
-        return Picture(planned, states, self.best, eta_s, dict(running), at_once, self.fault)
+        return Picture(planned, states, self.best, eta_s, dict(running), at_once, self.fault, self.unit)
 
 
 class Viewer(Protocol):

@@ -25,6 +25,7 @@ from orchestrator.stopping import Standing, Stop, first_reason
 from orchestrator.study import Asked, SweepStudy
 from search_spaces.noise import pilot_spread, planned_words
 from search_spaces.objective import Score
+from search_spaces.verdicts import UNITS
 from trials.fingerprint import trace_hash
 from trials.slo import parse_slo
 from trials.spec import TrialSpec
@@ -47,7 +48,8 @@ class Driver:
         self._known = Known(rooms.build, sweep.question)
         self._race = Race(sweep) if sweep.config.races else None
         self._ready: deque[TrialCard] = deque()  # asked for, and waited for what is over now
-        self._tally = Tally()
+        objective = sweep.config.objective
+        self._tally = Tally(unit=UNITS.get(objective, objective))
         self._pilot: dict[str, dict[int, float]] = {}  # control -> value by window
         self._said: bool | None = None  # what the plan can see: not yet, as assumed (False), as measured
         self.stopped: str | None = None

@@ -1,16 +1,18 @@
 """What verbs print for people: the verdict table of a sweep, the metrics and the ledger of a trial."""
 
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.conclude import Conclusion
-from orchestrator.config import Sweep
+from orchestrator.config import Sweep, SweepConfig
 from orchestrator.estimate import estimate
 from orchestrator.folder import SweepFolder
+from orchestrator.markup import in_bytes
 from search_spaces.noise import planned_words
 from search_spaces.outcome import Outcome
+from search_spaces.space import Space
 from trials.result import Accounts, Percentiles, TrialResult
+from trials.spec import PoolSpec
 from trials.static_batch import Compared
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 _PIPED_WIDTH = 150  # columns, where no terminal says how many there are
 _UNMOVED = "the space does not move what it would fix"
-_LISTED = 64  # candidates of a plan
+_LISTED = 16  # candidates of a plan; of more, what each field may be
 _MOST_SAID = 160  # characters of an objection in a table
 
 
@@ -95,14 +97,12 @@ def plan_lines(sweep: Sweep) -> list[str]:
     ]
     lines = [
         f"sweep {config.name}: space {sweep.space.name}, {config.sampler}, engine {config.engine.name}",
-        f"trace {config.trace.path} ({sweep.trace_digest[:12]})",
-        f"budget {sweep.budget} trials, {config.repeats} repeats on windows: {'; '.join(windows)}",
+        f"trace {config.trace.path} ({sweep.trace_digest[:12]}), {_load_words(config)}",
+        f"model {config.model.name or 'as given'}, {_pool_words(config.pool)}",
+        f"SLO {config.slo}; objective {config.objective}",
+        f"budget {sweep.budget} trials, {_several(config.repeats, 'repeat')} on {'; '.join(windows)}",
     ]
-    if sweep.space.enumerable:
-        specs = (sweep.space.suggest(p) for p in itertools.islice(sweep.space.candidates(), _LISTED))
-        names = ", ".join(sweep.space.label(sweep.space.policy_of(s)) for s in specs)
-        more = " ..." if sweep.space.num_candidates > _LISTED else ""
-        lines.append(f"candidates ({sweep.space.num_candidates}): {names}{more}")
+    lines.append(_candidates_words(sweep.space))
     lines.append(planned_words(config.repeats, config.min_gain))
     lines.append(_again_words(sweep))
     beside = ", ".join(name for name, _ in sweep.controls) or "none"
@@ -110,6 +110,37 @@ def plan_lines(sweep: Sweep) -> list[str]:
     lines.append(estimate(sweep).words)
     lines += [f"left out: control {name}: {_UNMOVED}" for name in left_out(sweep)]
     return lines + [f"note: {note}" for note in sweep.notes]
+
+
+def _load_words(config: SweepConfig) -> str:
+    load, ladder = config.measure.load, config.measure.ladder
+    if load is not None:
+        return "at " + ", ".join(f"{name}={value:g}" for name, value in load.model_dump(exclude_none=True).items())
+    assert ladder is not None
+    return f"searched over {ladder.over} {ladder.low:g} .. {ladder.high:g}"
+
+
+def _pool_words(pool: PoolSpec) -> str:
+    if pool.blocks is not None:
+        return f"a pool of {pool.blocks:,} blocks"
+    whole, kind = (pool.bytes, "a pool of") if pool.bytes is not None else (pool.device_budget, "a device with")
+    return f"{kind} {in_bytes(whole or 0)}"
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _candidates_words(space: Space) -> str:
+    """The candidates by name, or, where these are many, the fields that are moved."""
+    if space.enumerable and space.num_candidates <= _LISTED:
+        specs = (space.suggest(p) for p in space.candidates())
+        return f"candidates ({space.num_candidates}): {', '.join(space.label(space.policy_of(s)) for s in specs)}"
+    fields = (
+        f"{d.label} {{{', '.join(map(d.words, d.values))}}}" if d.values else f"{d.label} {d.low:g} .. {d.high:g}"
+        for d in space.dimensions
+    )
+    return f"candidates ({space.num_candidates if space.enumerable else 'continuous'}): {'; '.join(fields)}"
 
 
 def _again_words(sweep: Sweep) -> str:

@@ -153,6 +153,17 @@ def test_a_sweep_leaves_the_files_that_scripts_read(finished):
         assert (folder.attempt(0, 1) / name).is_file(), name
 
 
+@pytest.mark.parametrize("arguments", [("status",), ("trace", "describe"), ("run", "--dry-run")])
+def test_a_reader_that_has_seen_enough_is_no_fault(finished, sweep_file, arguments):
+    of = {"status": finished[0], "trace": sweep_file.parent / "t.parquet", "run": sweep_file}[arguments[0]]
+    command = [sys.executable, "-m", "orchestrator.cli", *arguments, str(of)]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_status_tells_of_a_finished_sweep(finished):
     code, out, _ = kvknee("status", finished[0], "--json")
     document = json.loads(out)

@@ -38,7 +38,7 @@ def test_a_load_twice_as_fast_takes_half_the_time(tmp_path: Path) -> None:
 def test_by_arrivals_a_cold_replay_takes_its_window(tmp_path: Path) -> None:
     found = estimate(_sweep(tmp_path, phases=["cold"]))
     assert found.engine_s == pytest.approx(6 * 0.1)
-    assert "6 trials of about 1 replays, 1 s of simulated time by arrivals" in found.words
+    assert "6 trials of about 1 replay, 1 s of simulated time by arrivals" in found.words
 
 
 def test_a_ladder_is_searched_in_about_the_logarithm_of_its_rungs(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ def test_the_best_is_only_what_may_win():
     assert best_line(tally.picture(3, {}, 1)) == "nothing feasible yet"
     tally.count("complete", "block_size=16", 50.0)
     tally.count("complete", "block_size=32", 40.0)
-    assert best_line(tally.picture(3, {}, 1)) == "best so far block_size=16 at 50"
+    assert best_line(tally.picture(3, {}, 1)) == "best so far block_size=16 at 50, feasible"
+    tally.unit = "qualified tok/s"
+    assert best_line(tally.picture(3, {}, 1)) == "best so far block_size=16 at 50 qualified tok/s, feasible"
 
 
 def test_the_eta_shares_what_is_left_among_those_that_run():
