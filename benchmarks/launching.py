@@ -7,8 +7,8 @@ ledger byte for byte. torch_paged, real tensors on one thread by CPU time, eight
 depends on steps alone, so nothing but times may differ; then every account of every step, and the medians of the
 latencies. Printed beside: what a trial costs from its submission to its answer.
 
-Asserted (exit 1): equal results of the simulator; equal ledgers of torch_paged; median TPOT and ITL by fork within
-the noise of exec, which is half of the range of exec's own rounds, or 3 %.
+Asserted (exit 1): equal results of the simulator; equal ledgers of torch_paged; TPOT and ITL by fork against exec
+of the same round, within the noise of exec: the median of the rounds, and half of the range of exec's own, or 3 %.
 """
 
 import argparse
@@ -161,7 +161,8 @@ def judged(engine: str, kinds: dict[str, Kind]) -> list[str]:
         same = set(executed.results) == set(forked.results) and len(set(forked.results)) == 1
         return failed if same else [*failed, "simulator: results differ"]
     for name, a, b in (("TPOT", executed.tpot_ms, forked.tpot_ms), ("ITL", executed.itl_ms, forked.itl_ms)):
-        change, allowed = median(b) / median(a) - 1, noise(a)
+        change = median(two / one for one, two in zip(a, b, strict=True)) - 1
+        allowed = noise(a)
         print(f"{engine}: {name} p50 {median(a):.3f} ms by exec, {change:+.2%} by fork, noise {allowed:.2%}")
         if abs(change) > allowed:
             failed.append(f"{engine}: {name} differs by {change:+.2%}, more than {allowed:.2%}")
