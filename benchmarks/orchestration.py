@@ -8,8 +8,8 @@ One run, one private Ray, two slots, a process of its own for every trial, every
   plain      a loop: Optuna's ask and tell, a Ray task with max_calls=1, MLflow at once
   MLflow     by itself: a run with two metrics and two parameters in the fewest calls that there are, three
 Each trial answers at once, so what is left is orchestration; starting Ray and MLflow is once a sweep, not in it:
-"loop" until the search is over, "all" until MLflow has everything; "CPU" of all processes together, which tells where
-others use the machine too how far the wall clock could come down. Then the real driver over an executor that
+"loop" until the search is over, "all" until MLflow has everything; "CPU" of all processes together: where others
+use the machine too, it tells how far the wall clock could come down. Then the real driver over an executor that
 answers in place, for `--long` trials: what ask + tell + record costs at the 100th and at the last.
 
 Asserted (exit 1): at most 50 ms a trial by fork, all; driver, Ray, actors and what sends to MLflow under 1.2 GB
