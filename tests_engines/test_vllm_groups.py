@@ -496,13 +496,13 @@ def test_what_cannot_be_driven_is_refused_in_words(change: dict[str, Any], said:
 
 def test_presets_of_every_kind_open_with_the_groups_that_vllm_makes_of_them() -> None:
     expected = {
-        "gemma-3-12b": (["sliding_window"] * 5 + ["full"], 16),
-        "gemma-3-27b": (["sliding_window"] * 6 + ["full"], 16),
-        "deepseek-v2-lite": (["mla"], 16),
-        "bamba-9b": (["mamba"] * 10 + ["full"], 528),
-    }
+        "gemma-3-12b": (["sliding_window"] * 5 + ["full"], 16, {0}),
+        "gemma-3-27b": (["sliding_window"] * 6 + ["full"], 16, {0, 10, 20}),
+        "deepseek-v2-lite": (["mla"], 16, {0}),
+        "bamba-9b": (["mamba"] * 10 + ["full"], 528, {0, 0.7, 34}),
+    }  # kinds, the block that comes of 16, and what share of a block is padding, %: docs/engines.md has them
     assert expected.keys() == {name for name, model in PRESETS.items() if model.layers}
-    for name, (kinds, size) in expected.items():
+    for name, (kinds, size, padded) in expected.items():
         spec = spec_of("sliding").model_copy(update={"model": PRESETS[name]})
         policy = spec.policy.model_copy(update={"block_size": 16, "max_model_len": 4096})
         pool = spec.pool.model_copy(update={"blocks": None, "bytes": 8 << 30})
@@ -510,6 +510,8 @@ def test_presets_of_every_kind_open_with_the_groups_that_vllm_makes_of_them() ->
         facts = watched.engine.facts
         assert [group.kind for group in facts.groups] == kinds, name
         assert facts.groups[facts.token_group].block_size == size
+        shares = (100 * group.padding_bytes_per_block / group.block_bytes for group in facts.groups)
+        assert {float(f"{share:.1f}" if share < 1 else f"{share:.0f}") for share in shares} == padded, name
         assert facts.pool_bytes == 8 << 30
         assert (
             sum(g.bytes_per_token for g in facts.groups if not g.keeps_states) == PRESETS[name].kv_bytes_per_token
