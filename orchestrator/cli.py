@@ -13,6 +13,7 @@ from orchestrator.cli_errors import verb
 from orchestrator.cli_options import Address, Goodput, Json, Out, Sets, say_json
 from orchestrator.cli_recipes import recipes_app
 from orchestrator.cli_runs import runs_app
+from orchestrator.cli_streams import with_streams
 from orchestrator.cli_trace import trace_app
 
 app = typer.Typer(
@@ -153,6 +154,7 @@ app.add_typer(trace_app, name="trace")
 
 def main() -> None:
     """The console script."""
+    with_streams()
     app()
 
 

@@ -50,6 +50,11 @@ def verb(as_json: bool) -> Iterator[None]:
         raise _end(130, str(stop), as_json) from None
     except KeyboardInterrupt:
         raise _end(130, "interrupted", as_json) from None
+    except UnicodeEncodeError as error:
+        if error.reason != "surrogates not allowed":  # as Python keeps the bytes of a name that are no UTF-8
+            raise _our_fault(error, as_json) from None
+        words = f"error: {error.object!a}: holds bytes that are no UTF-8, and cannot be written down; rename it"
+        raise _end(2, words, as_json) from None
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             raise typer.Exit(_SIGPIPE) from None

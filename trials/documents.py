@@ -130,7 +130,9 @@ def explained(error: ValidationError, source: str, model: type[BaseModel]) -> Sp
     """pydantic's errors, each: where, what was there, what is known."""
     lines = []
     for item in error.errors(include_url=False):
-        where = ".".join(str(part)[:60] for part in item["loc"]) or "top level"
+        # Where a key takes one of several kinds, pydantic's name of a kind that has a validator stands in the way.
+        parts = [str(part)[:60] for part in item["loc"] if not str(part).startswith("function-")]
+        where = ".".join(parts) or "top level"
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             lines.append(f"{where}: unknown key; {_known_keys(model, item['loc'])}")

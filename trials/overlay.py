@@ -22,6 +22,7 @@ from trials.weave import NewRows, described, in_order, woven
 
 _STREAMS = {"forks": 5, "beams": 6, "cancels": 7, "stagger": 8}  # 0 to 4 and 9 are those of generated traces
 _TICK_NS = 1_000
+_LONGEST_NS = 1 << 56  # of a mean: what is drawn from it stays below 2**63
 _MOST_ROWS = 50_000_000
 _ADDED = ("arrival_ns", "num_prompt_tokens", "num_output_tokens", "parent", "inherited_tokens", "starts")
 Share = Annotated[Number, Field(ge=0, le=1)]
@@ -37,7 +38,7 @@ class Cancels(Law):
 
     share: Share
     after_tokens: Annotated[int, Field(ge=1, le=1 << 30, strict=True)] | None = None
-    patience: Annotated[Ns, Field(gt=0)] | None = None
+    patience: Annotated[Ns, Field(gt=0, le=_LONGEST_NS)] | None = None
     bursts: Annotated[int, Field(ge=1, strict=True)] | None = None
 
     @model_validator(mode="after")

@@ -18,6 +18,7 @@ from trials.units import SpecError, nearest
 # KV is read in tiles of at most this many tokens, however large the block: published kernels are flat in block
 # size from 16 on (SGLang PR 4832: 64 against 128 nothing; vllm_flash_attn 16 to 128 within 1 %).
 KV_TILE_TOKENS = 16
+_LARGEST = 1e9  # us: no step, token or block takes a quarter of an hour
 _MOST_LOOKED_UP = 1 << 17  # tokens of a step; what a larger one takes is computed when it comes
 
 
@@ -183,8 +184,9 @@ def _numbers(form: str, arguments: str, least: int, most: int) -> list[float]:
         found = [float(part) for part in arguments.split(",")]
     except ValueError:
         raise SpecError(f"step_time {form}:{arguments}: numbers separated by commas are needed") from None
-    if not least <= len(found) <= most or not all(0 <= x < float("inf") for x in found):
-        raise SpecError(f"step_time {form}:{arguments}: {least} to {most} numbers, none negative, are needed")
+    if not least <= len(found) <= most or not all(0 <= x <= _LARGEST for x in found):
+        said = f"{least} to {most} numbers, none negative or over {_LARGEST:g}, are needed"
+        raise SpecError(f"step_time {form}:{arguments}: {said}")
     return found + [0.0] * (most - len(found))
 
 

@@ -118,6 +118,7 @@ def test_goodput_replaces_the_slo(tmp_path):
         (["trials=true"], "a whole number is needed"),
         (["repeats=true"], "a whole number is needed"),
         (["engine.step_time=fast"], "the form 'fast' does not exist"),
+        (["space={vary: {policy.block_size: [4, 8]}}"], "\n  space.vary.policy.block_size: a mapping"),
         (["engine.env={'': x}"], "cannot be the name of a variable"),
         (["engine.env={a=b: x}"], "cannot be the name of a variable"),
     ],

@@ -209,6 +209,7 @@ def test_an_engine_leads_every_row_to_its_end(sharing: str) -> None:
     [
         (Cancels, {"share": 0.5}, "after_tokens or patience"),
         (Cancels, {"share": 1.5, "patience": "1s"}, "less than or equal to 1"),
+        (Cancels, {"share": 1.0, "patience": "99999d"}, "less than or equal to 72057594037927936"),
         (Cancels, {"share": 0.5, "after_tokens": 0}, "greater than or equal to 1"),
         (Cancels, {"share": 0.5, "after_tokens": 5, "bursts": 2}, "bursts need patience"),
         (Cancels, {"share": 0.5, "after_tokens": 5, "patience": "1s", "bursts": 2}, "no after_tokens"),

@@ -155,6 +155,7 @@ def test_a_prompt_in_chunks_adds_the_same_squares():
         ("linear:1,-2", "none negative"),
         ("linear:nan", "none negative"),
         ("linear:inf", "none negative"),
+        ("constant:1e300", "or over 1e"),
         ("linear:1,2,3,4,5,6", "1 to 5"),
         ("constant:1,2", "1 to 1"),
         ("distserve:opt", "known: opt-13b-tp1"),
