@@ -210,11 +210,11 @@ class Seen:
 
 @contextmanager
 def watched() -> Iterator[Seen]:
-    """Looks every half second; proportional set sizes."""
+    """Looks every two seconds, since looking costs what is measured; proportional set sizes."""
     seen, done = Seen(resident(), -spent_s()), threading.Event()
 
     def look() -> None:
-        while not done.wait(0.5):
+        while not done.wait(2.0):
             seen.peak_bytes = max(seen.peak_bytes, resident())
 
     thread = threading.Thread(target=look)
