@@ -42,7 +42,7 @@ repeats: 2
 held_out: 0
 survival: null
 controls: [contiguous, one_block, vendor_default]
-executor: {kind: ray, slots: 3, slot: {cpus: 1, gpus: 1}, wait_for_nodes_s: 20, lease_s: 6}
+executor: {kind: ray, slots: 3, slot: {cpus: 1, gpus: 1}, wait_for_nodes_s: 60, lease_s: 6}
 """
 PLANNED = 24  # 9 block sizes and 3 controls on 2 windows
 ROOT = Path(__file__).parents[2]
