@@ -5,16 +5,11 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from trials.secret_names import URI_PASSWORD, looks_secret
+from trials.secret_names import ASSIGNED, BEARER, URI_PASSWORD, assigns_secret, looks_secret
 
 HIDDEN = "***"
 _SHORTEST = 6  # a shorter value would be found in half of all words
-_BEARER = re.compile(r"(?i)(\bbearer\s+)[\w.~+/=\-]{8,4000}")
-_ASSIGNED = re.compile(
-    r"(?P<name>(?<![\w\-])[A-Za-z][\w\-]{0,80})(?P<sign>=|:\s*|['\"]:\s*)(?P<quote>['\"]?)(?P<value>[^\s'\"&,;}]+)"
-)
-
-_NO_SECRET = re.compile(r"[\d.]+|true|false|null|None|True|False|\*+|~/\S*")
+_QUERY = re.compile(r"(?P<before>[?&](?P<name>[A-Za-z][\w\-]{0,80})=)(?P<value>[^\s'\"&#]+)")
 
 
 def without_password(uri: str) -> str:
@@ -28,17 +23,22 @@ def redacted(text: str, env: Mapping[str, str] | None = None, named: bool = True
     `named` False leaves what only a name before it makes a secret (`token: abc`): for words that are our own.
     """
     text = URI_PASSWORD.sub(rf"\g<before>:{HIDDEN}@", text)
-    text = _BEARER.sub(rf"\1{HIDDEN}", text)
+    text = BEARER.sub(rf"\1{HIDDEN}", text)
+    text = _QUERY.sub(_hide_asked, text)
     if named:
-        text = _ASSIGNED.sub(_hide_assigned, text)
+        text = ASSIGNED.sub(_hide_assigned, text)
     for value in secret_values(os.environ if env is None else env):
         text = text.replace(value, HIDDEN)
     return text
 
 
+def _hide_asked(found: re.Match[str]) -> str:
+    """`?token=...` of a URI."""
+    return f"{found['before']}{HIDDEN}" if looks_secret(found["name"]) else found[0]
+
+
 def _hide_assigned(found: re.Match[str]) -> str:
-    plain = found["value"].startswith("env:") or _NO_SECRET.fullmatch(found["value"])
-    if plain or not looks_secret(found["name"]):
+    if not assigns_secret(found):
         return found[0]
     return f"{found['name']}{found['sign']}{found['quote']}{HIDDEN}"
 

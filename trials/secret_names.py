@@ -5,7 +5,7 @@ What an engine needs of that kind is named in the spec and taken from the enviro
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -36,8 +36,13 @@ _VOCABULARY = {
 }
 _LOCATORS = {"path", "file", "dir", "folder", "mode", "name", "id", "ids", "type"}
 URI_PASSWORD = re.compile(
-    r"(?P<before>(?<![\w+.\-])[a-zA-Z][\w+.\-]{0,40}://[^\s/:@'\"]{0,200}):(?P<password>[^\s/@'\"]+)@"
+    r"(?P<before>(?<![\w+.\-])[a-zA-Z][\w+.\-]{0,40}://[^\s/:@'\"]{0,200}):(?P<password>[^\s/'\"]+)@"
+)  # up to the last @: a password that holds one is no valid URI, and written all the same
+BEARER = re.compile(r"(?i)(\bbearer\s+)[\w.~+/=\-]{8,4000}")
+ASSIGNED = re.compile(
+    r"(?P<name>(?<![\w\-])-{0,2}[A-Za-z][\w\-]{0,80})(?P<sign>=|:\s*|['\"]:\s*)(?P<quote>['\"]?)(?P<value>[^\s'\"&,;}]+)"
 )
+_NO_SECRET = re.compile(r"[\d.]+|true|false|null|None|True|False|\*+|~/\S*")
 
 
 class NotSet(SpecError, OSError):
@@ -56,16 +61,34 @@ def looks_secret(name: str) -> bool:
     return bool(_SECRET & set(words)) or any(pair in _SECRET_KEYS for pair in pairwise(words))
 
 
-def secrets_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Keys, `a.b`, of texts that look like secrets and are no reference; and of URIs that hold a password."""
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from secrets_in(value, f"{name}.")
-        elif not isinstance(value, str) or not value or value.startswith(REFERENCE):
-            continue
-        elif looks_secret(str(key)) or URI_PASSWORD.search(value):
-            yield name
+def assigns_secret(found: re.Match[str]) -> bool:
+    """Whether what ASSIGNED found, `api_key=...`, gives a secret away."""
+    plain = found["value"].startswith(REFERENCE) or _NO_SECRET.fullmatch(found["value"])
+    return not plain and looks_secret(found["name"])
+
+
+def secrets_in(values: Mapping[str, Any] | Sequence[Any], prefix: str = "", named: str = "") -> Iterator[str]:
+    """Keys, `a.b`, of texts that look like secrets and are no reference; and of texts that hold one: a URI's
+    password, `Bearer ...`, `--api-key=...`, `{"token": ...}`. Of a list, the list's key: what stands in it as
+    `--api-key` names what comes next."""
+    if isinstance(values, Mapping):
+        items = [(f"{prefix}{key}", str(key), value) for key, value in values.items()]
+    else:
+        items = [(prefix.removesuffix("."), named, value) for value in values]
+    option = ""
+    for name, key, value in items:
+        if isinstance(value, Mapping | list | tuple):
+            yield from secrets_in(value, f"{name}.", key)
+        elif isinstance(value, str) and value and not value.startswith(REFERENCE):
+            known = looks_secret(key) and not value.startswith("-")
+            if known or (option and not value.startswith("-")) or _gives_away(value):
+                yield name
+        option = value if isinstance(value, str) and value.startswith("-") and looks_secret(value) else ""
+
+
+def _gives_away(text: str) -> bool:
+    held = URI_PASSWORD.search(text) or BEARER.search(text)
+    return bool(held) or any(assigns_secret(found) for found in ASSIGNED.finditer(text))
 
 
 def dereferenced(env: Mapping[str, str], around: Mapping[str, str]) -> dict[str, str]:

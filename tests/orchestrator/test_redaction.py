@@ -19,6 +19,8 @@ ENV = {
         ("postgresql://h/db?user=u&password=pw&sslmode=off", "postgresql://h/db?user=u&password=***&sslmode=off"),
         ("Authorization: Bearer abcdefghijkl", "Authorization: Bearer ***"),
         ("{'hf_token': 'abcdef', 'n': 3}", "{'hf_token': '***', 'n': 3}"),
+        ("http://joe:p@ss@h:5000", "http://joe:***@h:5000"),
+        ("serve --api-key=abcdef --port=80", "serve --api-key=*** --port=80"),
         ("loaded with hf_12345678.", "loaded with ***."),
         ("via pr0xypass", "via ***"),
     ],
@@ -46,6 +48,8 @@ def test_a_uri_is_shown_without_its_password_and_showing_it_again_changes_nothin
 def test_our_own_words_about_a_name_stay() -> None:
     said = "engine.api_key: unknown key; postgresql://u:pw@h and hf_12345678"
     assert redacted(said, ENV, named=False) == "engine.api_key: unknown key; postgresql://u:***@h and ***"
+    asked = "tracking store http://h/?a=1&token=abcdef: no answer"
+    assert redacted(asked, ENV, named=False) == "tracking store http://h/?a=1&token=*** no answer"
 
 
 def test_a_text_without_any_break_takes_no_longer_than_one_with_many() -> None:

@@ -43,6 +43,13 @@ def asked(**engine: object) -> dict[str, object]:
         {"args": {"hf_token": "hf_abcdefgh"}},
         {"args": {"nested": {"api_key": "hf_abcdefgh"}}},
         {"env": {"HTTPS_PROXY": "http://me:hf_abcdefgh@proxy:3128"}},
+        {"args": {"headers": ["Authorization: Bearer hf_abcdefgh"]}},
+        {"args": {"servers": [{"api_key": "hf_abcdefgh"}]}},
+        {"args": {"servers": [["http://me:hf_abcdefgh@host"]]}},
+        {"args": {"api_keys": ["hf_abcdefgh"], "api_key": ["hf_abcdefgh"]}},
+        {"args": {"extra": ["--api-key", "hf_abcdefgh"]}},
+        {"args": {"extra": "--api-key=hf_abcdefgh"}},
+        {"args": {"config": '{"token": "hf_abcdefgh"}'}},
     ],
 )
 def test_a_spec_with_a_secret_is_refused_and_the_words_do_not_repeat_it(engine: dict[str, object]) -> None:
@@ -61,3 +68,11 @@ def test_a_reference_is_all_that_a_spec_holds_of_a_secret() -> None:
 
 def test_empty_values_and_numbers_are_no_secrets() -> None:
     assert list(secrets_in({"token": "", "api_key": 3, "deep": {"password": "env:X"}})) == []
+
+
+def test_lists_and_texts_without_a_secret_stay() -> None:
+    args = {
+        "stop": ["</s>", "eos_token: 7"], "flags": ["--api-key", "env:KEY", "--token", "--max-tokens", "5"],
+        "config": '{"kv_connector": "a:b", "tokens": "many"}', "served": ["http://host:8000/a@b"],
+    }  # fmt: skip
+    assert list(secrets_in(args)) == []
