@@ -34,9 +34,9 @@ import optuna
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.public_traces import TRACES, absent, folder
 from benchmarks.search_efficiency_space import (
     SCENES,
-    TRACES,
     WITHIN,
     Landscape,
     Scene,
@@ -46,8 +46,10 @@ from benchmarks.search_efficiency_space import (
     read_trace,
     space_of,
 )
-from orchestrator.samplers import Past, propose
+from orchestrator.past import Past
+from orchestrator.samplers import Search, listed_next, propose
 from search_spaces.dimension import Value
+from search_spaces.idle import Reached
 from search_spaces.neighbours import Key, key_of
 from search_spaces.screen import Screen, Screened, shortlist
 from search_spaces.space import Space
@@ -68,11 +70,19 @@ class Ground:
     found: Landscape
     rows: dict[Key, int]
 
+    def at(self, *fields: str) -> list[int]:
+        """Places of dimensions."""
+        names = [d.field for d in self.space.dimensions]
+        return [names.index(name) for name in fields]
+
     def row(self, params: dict[str, Value]) -> int:
         return self.rows[key_of(params)]
 
     def worth(self, params: dict[str, Value]) -> float:
         return float(self.found.values[self.row(params)])
+
+    def came_of(self, params: dict[str, Value]) -> Past:
+        return Past(params, (self.worth(params),), reached=reached_at(self, params))
 
     def penalised(self, params: dict[str, Value]) -> float:
         """Output throughput less its share for every limit that its p99 misses, by how far, over the loads."""
@@ -86,6 +96,21 @@ class Ground:
 def ground(scene: Scene) -> Ground:
     space = space_of(scene)
     return Ground(scene, space, load_landscape(scene), places(space))
+
+
+def reached_at(where: Ground, params: dict[str, Value]) -> Reached:
+    """What its replays would have said of limits that nobody came to, read off the answers: where these are equal
+    to the last bit at all loads whatever the victim's rule, or the slots, that had nothing to decide."""
+
+    def same(other: dict[str, Value]) -> bool:
+        return all(np.array_equal(a[where.row(other)], a[where.row(params)]) for a in where.found.answers)
+
+    slots, victims = (where.space.dimensions[n].values for n in where.at("max_num_seqs", "victim"))
+    here = int(params["max_num_seqs"])
+    wide = [int(v) for v in slots if same({**params, "max_num_seqs": v})]
+    idle = "victim" not in params or all(same({**params, "victim": v}) for v in victims)
+    binds = max(wide) < int(slots[-1]) or len(wide) == 1
+    return Reached(here if binds else min(wide) - 1, 0 if idle else 1, 1)
 
 
 def until_good(points: Points, where: Ground, most: int) -> int:
@@ -109,29 +134,31 @@ def default_of(where: Ground) -> dict[str, Value]:
 def searched(sampler: str, seed: int, where: Ground, past: list[Past] | None = None) -> Points:
     """A sweep's own search, from its default on, or from what was measured before."""
     past = past if past is not None else []
+    search = Search(sampler, where.space, ("maximize",), seed, MIN_GAIN)
     params = default_of(where) if not past else None
     while True:
-        if params is None:
-            params = propose(sampler, where.space, past, (seed, len(past)), ("maximize",)).params
+        params = params or propose(search, past, len(past)).params
         yield params
-        past.append(Past(params, (where.worth(params),)))
+        past.append(where.came_of(params))
         params = None
 
 
 def screened(seed: int, where: Ground) -> Points:
-    """What the screen of this seed's table lists, then a search; dropped as a sweep would drop it."""
+    """What the screen of this seed's table lists, as `sampler: gp` follows it; dropped as a sweep would drop it."""
     table = where.found.screens[seed % len(where.found.screens)]
     said = [Screened(dict(key), float(table[row])) for key, row in where.rows.items()]
     screen = Screen(tuple(shortlist(where.space, said, KEEP, CHECKS, seed)), {key_of(s.params): s for s in said})
+    search = Search("gp", where.space, ("maximize",), seed, MIN_GAIN, screen)
     past: list[Past] = []
     measured: dict[Key, Screened] = {}
-    for one in screen.listed:
-        if screen.misled(measured, MIN_GAIN):
+    while not screen.misled(measured, MIN_GAIN):
+        params = listed_next(search, past, measured, len(past))
+        if params is None:
             break
-        yield one.params
-        past.append(Past(one.params, (where.worth(one.params),)))
-        measured[key_of(one.params)] = Screened(one.params, where.worth(one.params))
-    yield from searched("tpe", seed, where, past)
+        yield params
+        past.append(where.came_of(params))
+        measured[key_of(params)] = Screened(params, where.worth(params))
+    yield from searched("gp", seed, where, past)
 
 
 def walk(seed: int, where: Ground) -> Points:
@@ -243,21 +270,21 @@ def _table(document: dict, where) -> None:
 def main() -> int:
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("traces", nargs="?", type=Path, default=TRACES)
+    parser.add_argument("traces", nargs="?", type=Path)
     parser.add_argument("--scene", choices=SCENES, action="append")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--json", help="file for the JSON, or - for stdout (then the tables go to stderr)")
     given = parser.parse_args()
-    out = sys.stderr if given.json == "-" else sys.stdout
+    out, traces = sys.stderr if given.json == "-" else sys.stdout, folder(TRACES, given.traces)
     documents = []
     for name in given.scene or SCENES:
         scene = SCENES[name]
         document = run(scene, given.seeds)
         document["met"] = met(document)
         _table(document, out)
-        if not (given.traces / scene.file).is_file():
-            print(f"{name}: no {scene.file} in {given.traces}: the answers' digest is not checked", file=out)
-        elif document["digest"] != digest_of(scene, read_trace(scene, given.traces)):
+        if traces is None or not (traces / scene.file).is_file():
+            print(f"the answers' digest is not checked: {absent(scene.public, traces)}", file=out)
+        elif document["digest"] != digest_of(scene, read_trace(scene, traces)):
             print(f"{name}: the answers are of another trace, space or scene", file=out)
             document["met"]["answers are of this trace"] = False
         documents.append(document)

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.public_traces import TRACES, absent, folder
 from benchmarks.search_efficiency_space import (
     SCENES,
-    TRACES,
     Landscape,
     Scene,
     Stage,
@@ -145,15 +145,18 @@ def check(scene: Scene, folder: Path, count: int) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scene", choices=SCENES)
-    parser.add_argument("traces", nargs="?", type=Path, default=TRACES)
+    parser.add_argument("traces", nargs="?", type=Path)
     parser.add_argument("--check", type=int, metavar="N")
     given = parser.parse_args()
-    scene = SCENES[given.scene]
+    scene, traces = SCENES[given.scene], folder(TRACES, given.traces)
+    if traces is None or not (traces / scene.file).is_file():
+        print(absent(scene.public, traces), file=sys.stderr)
+        return 2
     if given.check is not None:
-        wrong = check(scene, given.traces, given.check)
+        wrong = check(scene, traces, given.check)
         print("\n".join(wrong) or f"{scene.name}: {given.check + 1} points say what they said")
         return 1 if wrong else 0
-    save_landscape(scene, landscape(scene, given.traces, lambda text: print(text, flush=True)))
+    save_landscape(scene, landscape(scene, traces, lambda text: print(text, flush=True)))
     return 0
 
 

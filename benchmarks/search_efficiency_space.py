@@ -33,7 +33,6 @@ from trials.spec import Load, TrialSpec, Window, trial_spec
 from trials.trace import Trace, load_trace
 
 HERE = Path(__file__).resolve().parent
-TRACES = HERE.parents[1] / "shared" / "traces"
 WITHIN = 0.02  # of the optimum: what counts as found
 SPACE = {
     "name": "search_efficiency",
@@ -68,6 +67,11 @@ class Scene:
     screen_requests: int = 150  # of the middle load, where a screen sees the space
     screens: int = 10  # tables with errors of their own
 
+    @property
+    def public(self) -> str:
+        """Its trace among the public ones."""
+        return {"azure": "azure conv", "mooncake": "mooncake"}[self.name]
+
 
 SCENES = {
     "azure": Scene(
@@ -95,6 +99,11 @@ class Landscape:
     tpot_p99_ms: NDArray[np.float64]
     screens: NDArray[np.float64]
     digest: str
+
+    @property
+    def answers(self) -> tuple[NDArray[np.float64], ...]:
+        """All that is known of a candidate, each [candidates, 3 loads]."""
+        return self.qualified, self.output, self.ttft_p99_ms, self.tpot_p99_ms
 
     @property
     def values(self) -> NDArray[np.float64]:

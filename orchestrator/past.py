@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from search_spaces.dimension import Value
+from search_spaces.idle import Reached
 from search_spaces.neighbours import Key
 
 _MOST_SHOWN = 128  # candidates
@@ -23,6 +24,7 @@ class Past:
     running: bool = False
     key: Key = ()  # of `params`, where it is known already
     before: int = 0  # how many answered before it
+    reached: Reached | None = None  # None: it is not known how far its limits were come to
     over: float = field(init=False, default=0.0)  # by how much it misses its bounds, together
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from orchestrator.config import SWEEP_ONLY, Sweep, SweepConfig, TrackingSpec
 from orchestrator.domains import ask, cut
@@ -13,6 +14,7 @@ from orchestrator.screen_spec import ScreenSpec
 from orchestrator.tracking_uri import settled
 from orchestrator.windows import planned_windows, rows_in
 from search_spaces.controls import control_spec
+from search_spaces.objective import DIRECTIONS
 from search_spaces.space import Space, SpaceSpec, build_space, load_space_spec, require_grid
 from trials.bracket import rungs
 from trials.capacity import load_of, parts_of
@@ -167,7 +169,9 @@ def _budget(config: SweepConfig, space: Space) -> tuple[str, int]:
     """(who proposes candidates, how many trials there will be). SpecError where the two do not go together."""
     every = space.num_candidates * config.repeats
     whole = space.enumerable and (config.trials is None or config.trials >= space.num_candidates)
-    sampler = ("exhaustive" if whole else "tpe") if config.sampler == "auto" else config.sampler
+    sampler = config.sampler
+    if sampler == "auto":
+        sampler = "exhaustive" if whole else _proposer(config, space)
     if sampler == "exhaustive":
         _require_whole(config, space, every)
         return sampler, config.trials or every
@@ -175,8 +179,14 @@ def _budget(config: SweepConfig, space: Space) -> tuple[str, int]:
         raise SpecError("trials: a continuous space needs a budget, for example trials: 60")
     budget = config.trials or every
     if sampler == "gp":
-        _require_gp(-(-budget // config.repeats))
+        _require_gp(-(-budget // config.repeats), space)
     return sampler, budget
+
+
+def _proposer(config: SweepConfig, space: Space) -> Literal["tpe", "gp"]:
+    """Who proposes where nobody is named: a process over all that the space lists, for as long as it can follow."""
+    few = config.trials is not None and -(-config.trials // config.repeats) <= _MOST_OF_GP
+    return "gp" if few and space.listable and config.objective not in DIRECTIONS else "tpe"
 
 
 def _require_whole(config: SweepConfig, space: Space, every: int) -> None:
@@ -195,16 +205,16 @@ def _require_whole(config: SweepConfig, space: Space, every: int) -> None:
         )
 
 
-def _require_gp(candidates: int) -> None:
-    """A Gaussian process costs with the cube of what it has seen, and needs torch and scipy beside Optuna."""
+def _require_gp(candidates: int, space: Space) -> None:
+    """A Gaussian process costs with the cube of what it has seen; Optuna's own, where no list can be made, needs
+    torch beside it."""
     if candidates > _MOST_OF_GP:
         raise SpecError(
             f"sampler: gp is for at most {_MOST_OF_GP} candidates, {candidates} are asked: beyond that an ask "
             "costs more than a trial; use sampler: tpe, or fewer trials"
         )
-    missing = [name for name in ("torch", "scipy") if find_spec(name) is None]
-    if missing:
-        raise SpecError(f"sampler: gp needs {' and '.join(missing)} beside Optuna here; use sampler: tpe")
+    if not space.listable and find_spec("torch") is None:
+        raise SpecError("sampler: gp over a space that cannot be listed needs torch here; use sampler: tpe")
 
 
 def holds_none(spec: TrialSpec, trace: Trace) -> str | None:

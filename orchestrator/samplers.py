@@ -9,9 +9,10 @@ to samplers by their place in order, categories as such; what does not matter at
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
@@ -20,14 +21,17 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
+from orchestrator.expected import Aim, Listing, expected, listing_of
 from orchestrator.past import MOST_OVER, shown
 from orchestrator.past import Past as Past
 from search_spaces.design import spread
 from search_spaces.dimension import Dimension, Value
-from search_spaces.neighbours import key_of, unasked_near
+from search_spaces.neighbours import Key, key_of, unasked_near
+from search_spaces.screen import Screen
 from search_spaces.space import Space
 
 _STARTUP = {"tpe": 10, "gp": 6}  # candidates spread over the space before a model is used
+_LISTED_FIRST = 4  # of what a screen lists: in its order, before a model is used
 POPULATION = 24  # of a generation of NSGA-II
 _LONG_AGO = datetime(2000, 1, 1)  # when is nothing to a sampler
 
@@ -53,23 +57,76 @@ def seed_of(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.sha256(f"kvknee-ask:{seed}:{number}".encode()).digest()[:4], "big")
 
 
-def propose(
-    sampler: str, space: Space, past: Sequence[Past], draw: tuple[int, int], directions: Sequence[str]
-) -> Proposal:
-    """The next candidate; `draw`: the search's seed, and the number of the trial that it is for.
+@dataclass(frozen=True)
+class Search:
+    """What of a search stays the same from ask to ask. `seed`: the sweep's; `screen`: what is followed, if any."""
+
+    sampler: str
+    space: Space
+    directions: Sequence[str]
+    seed: int
+    min_gain: float = 0.02
+    screen: Screen | None = None
+
+    @cached_property
+    def listing(self) -> Listing | None:
+        """The whole space where the sampler looks at all of it."""
+        if self.sampler != "gp" or len(self.directions) != 1 or not self.space.listable:
+            return None
+        return listing_of(self.space, self.screen.said if self.screen is not None else None, self.min_gain)
+
+    def expected(
+        self, past: Sequence[Past], number: int, among: Sequence[dict[str, Value]] | None = None
+    ) -> dict[str, Value] | None:
+        """The new one that is expected to gain most; None where the sampler does not look at all of the space."""
+        if self.listing is None:
+            return None
+        aim = Aim(self.directions[0] == "maximize", self.min_gain)
+        seen = shown(past, self.directions)
+        return expected(self.listing, seen, aim, seed_of(self.seed, number), among)
+
+
+def propose(search: Search, past: Sequence[Past], number: int) -> Proposal:
+    """The next candidate, for the trial of this number.
 
     Where the sampler names a known one, the nearest that is new, if there is one near.
     """
+    space, sampler = search.space, search.sampler
     asked = {p.key or key_of(p.params) for p in past}
     if len(asked) <= (first := _STARTUP.get(sampler, 0)):
-        new = (c for c in spread(space, first, draw[0]) if key_of(c) not in asked)
+        new = (c for c in spread(space, first, search.seed) if key_of(c) not in asked)
         if (candidate := next(new, None)) is not None:
             return Proposal(candidate)
-    named = _named(sampler, space, past, seed_of(*draw), directions)
-    near = unasked_near(space, named, asked, seed_of(*draw))
+    if (best := search.expected(past, number)) is not None:
+        return Proposal(best)
+    named = _named(sampler, space, past, seed_of(search.seed, number), search.directions)
+    near = unasked_near(space, named, asked, seed_of(search.seed, number))
     if near is None or near == named:
         return Proposal(named)
     return Proposal(near, named)
+
+
+def listed_next(
+    search: Search, past: Sequence[Past], asked: Collection[Key], number: int
+) -> dict[str, Value] | None:
+    """The next candidate of those that the screen lists; None where all were asked for.
+
+    In the screen's own order; a sampler that looks at all of the space chooses among the promising, once the first
+    of them have answered, and the checks keep their places.
+    """
+    assert search.screen is not None
+    listed = search.screen.listed
+    left = [one for one in listed if key_of(one.params) not in asked]
+    done = len(listed) - len(left)
+    if not left:
+        return None
+    if done < _LISTED_FIRST:
+        return left[0].params
+    if (due := listed[done]).role == "check" and due in left:
+        return due.params
+    among = [one.params for one in left if one.role != "check"]
+    best = search.expected(past, number, among) if among else None
+    return left[0].params if best is None else best
 
 
 def _named(

@@ -25,10 +25,11 @@ from search_spaces.objective import Score, score
 from search_spaces.screen import Screened, shortlist
 from search_spaces.space import Value
 from trials.fingerprint import canonical_json, file_digest, spec_hash
-from trials.load import window_of
+from trials.load import counted, window_of
 from trials.slo import parse_slo
 from trials.spec import EngineSpec, TrialSpec, Window
 from trials.step_tables import load_table
+from trials.superpose import superposed
 from trials.table_checks import require_engine
 from trials.trace import Trace, load_trace
 
@@ -73,8 +74,7 @@ def _require_ours(sweep: Sweep) -> None:
 
 def _table_of(sweep: Sweep) -> Path | None:
     assert sweep.config.screen is not None
-    text = sweep.config.screen.step_time
-    return Path(text.removeprefix("table:")) if text.startswith("table:") else None
+    return EngineSpec(name="simulator", step_time=sweep.config.screen.step_time).table
 
 
 class _Screening:
@@ -85,7 +85,8 @@ class _Screening:
         self._sweep, self._screen = sweep, sweep.config.screen
         self._slo = parse_slo(sweep.config.slo)
         self._path = folder.path / "screen"
-        self._trace = load_trace(Path(sweep.space.base.trace.path))
+        asked = sweep.space.base.trace
+        self._trace = superposed(load_trace(Path(asked.path)), asked.superpose)
         table = _table_of(sweep)
         self._table_digest = file_digest(table) if table is not None else None
         self._cores = os.cpu_count() or 1
@@ -183,7 +184,7 @@ class _Screening:
         said = [_said(params, scores[key_of(params)]) for params in candidates if key_of(params) in scores]
         listed = shortlist(space, said, self._screen.keep, self._screen.checks, config.seed) if said else []
         rows = rows_of(space, said, listed)
-        requests, span = counted(self._trace, space.base, window)
+        requests, span = counted(self._trace, space.base.trace.model_copy(update={"window": window}))
         words = (
             f"{len(said)} of {len(candidates)} candidates simulated ({simulated} replays of {requests} requests, "
             f"{self._screen.step_time}); {len(listed)} are measured, the best of them {best_of(rows)}"
@@ -201,13 +202,6 @@ def _said(params: dict[str, Value], found: Score) -> Screened:
     """Grounds beside the clauses (refused, no tokens) miss without bound."""
     over = max([0.0, *(bound for _, bound in found.constraints)])
     return Screened(params, found.value, float("inf") if found.value is None else over)
-
-
-def counted(trace: Trace, spec: TrialSpec, window: Window | None) -> tuple[int, tuple[float, float]]:
-    """(requests that arrive in the window, its ends in seconds of trace time)."""
-    _, start, end = window_of(trace, spec.trace.model_copy(update={"window": window}))
-    at = trace.arrival_ns - int(trace.arrival_ns[0])
-    return int(((at >= start) & (at < end)).sum()), (start / 1e9, end / 1e9)
 
 
 def shortened(

@@ -7,8 +7,10 @@ trials without parameters, and carry the attribute kvknee.control. Which candida
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from statistics import fmean
 
@@ -19,15 +21,18 @@ from optuna.trial import FrozenTrial, TrialState
 from orchestrator.config import Sweep
 from orchestrator.folder import SweepFolder
 from orchestrator.journal import held_by, open_study
+from orchestrator.past import Past
 from orchestrator.points import Beside, Point
-from orchestrator.samplers import Past, propose
+from orchestrator.samplers import Search, listed_next, propose
 from orchestrator.screened import drop_screen
+from search_spaces.idle import Reached
 from search_spaces.neighbours import Key, key_of
 from search_spaces.objective import DIRECTIONS, RACED_OUT, Score, values_of
 from search_spaces.screen import Screened
 from search_spaces.space import Value
 
 _CONTROL, _REPEAT, _INSTEAD = "kvknee.control", "kvknee.repeat", "kvknee.instead_of"
+_REACHED = "kvknee.reached"  # most running, preemptions, evictions
 _ROLE, _OF, _BEAT, _SLOT = "kvknee.role", "kvknee.of", "kvknee.beat", "kvknee.slot"  # measured again
 
 
@@ -57,6 +62,7 @@ class SweepStudy:
         self._came: dict[Key, tuple[int, Past]] = {}  # candidate -> its trials, all over, and what came of them
         self._folder = SweepFolder(journal.parent)
         self._dropped = "" if sweep.screen is None else sweep.screen.dropped  # why the screen is not followed
+        self._searching: Search | None = None
         self._left_running = [t.number for t in self._trials(TrialState.RUNNING)]
         self._enqueue_plan()
 
@@ -164,13 +170,22 @@ class SweepStudy:
 
     def _listed(self, asked: set[Key]) -> dict[str, Value] | None:
         """The next candidate that the screen lists; of a grid whose screen is dropped, the next of all others."""
-        screen = self._sweep.screen
-        if screen is None:
+        if self._sweep.screen is None:
             return None
-        left: Iterator[dict[str, Value]] = (one.params for one in screen.listed)
-        if self._dropped:
-            left = self._sweep.space.candidates() if self._sweep.config.sampler == "exhaustive" else iter(())
+        if not self._dropped:
+            return listed_next(self._search(), self._past(), asked, len(self._trials()))
+        whole = self._sweep.config.sampler == "exhaustive"
+        left = self._sweep.space.candidates() if whole else iter(())
         return next((params for params in left if key_of(params) not in asked), None)
+
+    def _search(self) -> Search:
+        """With the screen for as long as it is followed."""
+        screen, config = None if self._dropped else self._sweep.screen, self._sweep.config
+        if self._searching is None or self._searching.screen is not screen:
+            self._searching = Search(
+                config.sampler, self._sweep.space, self._directions, config.seed, config.min_gain, screen
+            )
+        return self._searching
 
     def _answered(self) -> dict[Key, Screened]:
         """What was measured of each candidate, as a screen is held against it: what lost a race is only bounded."""
@@ -180,8 +195,8 @@ class SweepStudy:
         }  # fmt: skip
 
     def _enqueue_proposal(self, number: int, note: str) -> None:
-        config, space = self._sweep.config, self._sweep.space
-        found = propose(config.sampler, space, self._past(), (config.seed, number), self._directions)
+        space = self._sweep.space
+        found = propose(self._search(), self._past(), number)
         if found.instead_of is not None:
             known = space.label(space.policy_of(space.suggest(found.instead_of)))
             moved = f"{known} was proposed and is known; the nearest new candidate instead"
@@ -240,6 +255,8 @@ class SweepStudy:
             return
         for name, bound in score.constraints:
             trial.set_constraint(name, bound)
+        if score.reached is not None:
+            trial.set_user_attr(_REACHED, astuple(score.reached))
         self._study.tell(trial, values, skip_if_finished=True)
 
     def finished(self) -> set[int]:
@@ -266,7 +283,13 @@ def _came_of(params: Mapping[str, Value], trials: list[FrozenTrial]) -> Past:
     for trial in answered:
         for name, bound in trial.constraints.items():
             bounds[name] = max(bound, bounds.get(name, bound))
-    return Past(params, values, bounds)
+    return Past(params, values, bounds, reached=_reached_by(answered))
+
+
+def _reached_by(trials: Sequence[FrozenTrial]) -> Reached | None:
+    """How far the candidate went on all its windows; None where one does not say."""
+    said = [t.user_attrs.get(_REACHED) for t in trials]
+    return None if None in said else reduce(or_, (Reached(*one) for one in said))
 
 
 def _key_of(point: Point) -> tuple[object, ...]:

@@ -6,8 +6,9 @@ their own limits, per second of the window. No zero-token, unbalanced, refused, 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from search_spaces.idle import Reached, reached
 from search_spaces.outcome import ClauseSeen
 from trials.result import Metrics, ReplayResult, TrialResult
 from trials.slo import Slo
@@ -45,6 +46,7 @@ class Score:
     waste_per_token: tuple[tuple[str, float], ...] = ()  # load -> waste byte-seconds per qualified token
     less_than: float | None = None
     run: bool = True
+    reached: Reached | None = None  # how far it went into its limits
     at_least: bool = False  # of a capacity: the ladder ends there, and no load that was tried failed
 
     @property
@@ -80,7 +82,8 @@ def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") 
     if result.status == "refused":
         return Score(0.0, (("refused", 1.0),), (), (f"refused: {brief(result.reason)}",))
     if result.capacity is not None and result.capacity.less_than is not None:
-        return raced_out(result.capacity.less_than, f"raced out: capacity {result.capacity.words}")
+        bound = raced_out(result.capacity.less_than, f"raced out: capacity {result.capacity.words}")
+        return replace(bound, reached=reached(result))
     value = OBJECTIVES[objective](result.metrics)
     if not math.isfinite(value):
         return Score(None, (), (), (f"{objective} is not a number",))
@@ -100,6 +103,7 @@ def score(result: TrialResult | None, slo: Slo, objective: str, lost: str = "") 
             (r.load, w) for r in result.replays
             if r.phase == decides.phase and _counts(r) and (w := r.metrics.waste_per_qualified_token) is not None
         ),
+        reached=reached(result),
         at_least=objective == "capacity_load" and result.capacity is not None and result.capacity.at_least,
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ from search_spaces.neighbours import Key, key_of
 from search_spaces.space import Space, Value
 
 Role = Literal["default", "promising", "neighbour", "check"]
+_BETWEEN = 3  # promising ones from one check to the next
 ENOUGH = 6  # candidates measured, below which nothing is said of a screen
 LEAST_TAU = 0.2  # rank correlation under which it orders no better than chance, by so few
 
@@ -82,11 +83,12 @@ def shortlist(space: Space, screened: Sequence[Screened], keep: float, checks: i
     default = space.params_of(space.default)
     if default is not None:
         add(default, "default")
-    for place, one in enumerate(promising):
+    unplaced = iter(drawn)
+    for place, one in enumerate(promising, start=1):
         add(one.params, "promising")
-        if place < len(drawn):
-            add(drawn[place], "check")
-    for params in drawn[len(promising) :]:
+        if place % _BETWEEN == 0 and (params := next(unplaced, None)) is not None:
+            add(params, "check")
+    for params in unplaced:
         add(params, "check")
     for params in _beside(space, promising[0].params):
         add(params, "neighbour")

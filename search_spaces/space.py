@@ -22,6 +22,7 @@ from trials.units import SpecError
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
+_MOST_LISTED = 20_000  # candidates that an ask may look at one by one
 _ALL_CHECKED = 4096  # candidates; of a larger space each value is checked alone, a combination when it is met
 
 
@@ -95,6 +96,11 @@ class Space:
             return counted[key]
 
         return count(0, {})
+
+    @property
+    def listable(self) -> bool:
+        """Whether a sampler may look at every candidate at each ask."""
+        return 0 < self.num_candidates <= _MOST_LISTED
 
     def matters(self, d: Dimension, params: Mapping[str, Value]) -> bool:
         """Whether the dimension changes anything beside these values of those before it."""

@@ -87,7 +87,8 @@ def _observation(scene: _Scene) -> Observation:
     warmup = int(np.sum((requests.counted == 0) & (requests.arrival_ns < begin)))
     return Observation(
         start_ns=begin, end_ns=finish, num_steps=int(np.sum(replay.steps["idle"] == 0)), warmup=warmup,
-        drain_end_ns=replay.drain_end_ns,
+        drain_end_ns=replay.drain_end_ns, most_running=int(replay.steps["num_running"].max(initial=0)),
+        preemptions=int(requests.preemptions.sum()),
     )  # fmt: skip
 
 

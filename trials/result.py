@@ -233,13 +233,16 @@ class Ledger(_Model):
 
 
 class Observation(_Model):
-    """What the replay covered: engine ns, steps, and requests replayed in front of the window."""
+    """What the replay covered: engine ns, steps, and requests replayed in front of the window; and how far it went
+    into its limits, in front of the window and behind it too."""
 
     start_ns: int
     end_ns: int
     num_steps: int
     warmup: int  # requests that were replayed before the window and not counted
     drain_end_ns: int
+    most_running: int = 0  # requests in a step
+    preemptions: int = 0
 
 
 class ReplayResult(_Model):

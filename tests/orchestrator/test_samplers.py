@@ -9,7 +9,11 @@ from fake_rooms import SWEEP, make_sweep
 from optuna.trial import TrialState, create_trial
 
 from orchestrator import samplers
+from orchestrator.expected import listing_of
 from orchestrator.past import Past
+from search_spaces.idle import Reached
+from search_spaces.neighbours import key_of
+from search_spaces.screen import Screen, Screened, shortlist
 
 VARIED = """
 trials: 60
@@ -73,3 +77,93 @@ def test_the_past_is_not_copied_and_not_changed(tmp_path: Path) -> None:
         kept.params is given.params for kept, given in zip(study.get_trials(deepcopy=False), told, strict=False)
     )
     assert [trial.__dict__ for trial in told] == before
+
+
+LISTED = """
+trials: 40
+sampler: gp
+space: {vary: {policy.block_size: {powers_of_two: [1, 64]}, policy.max_num_seqs: {powers_of_two: [2, 64]},
+  policy.victim: {one_of: [last_admitted, fewest_outputs, largest]}}}
+"""
+
+
+def listed_space(tmp_path: Path):
+    text = "\n".join(line for line in SWEEP.splitlines() if not line.startswith("space:")) + LISTED
+    return make_sweep(tmp_path, text=text).space
+
+
+def worth(params) -> float:
+    return 100.0 - abs(params["block_size"] - 8) - (0 if params["max_num_seqs"] >= 16 else 30)
+
+
+def searched(space, count: int, seen: Reached | None) -> list[Past]:
+    search, past = samplers.Search("gp", space, ("maximize",), 3), []
+    for number in range(count):
+        params = samplers.propose(search, past, number).params
+        past.append(Past(params, (worth(params),), reached=seen))
+    return past
+
+
+def test_a_process_over_the_list_proposes_nobody_twice_and_is_a_function_of_the_past(tmp_path: Path) -> None:
+    space = listed_space(tmp_path)
+    past = searched(space, 25, None)
+    assert len({key_of(p.params) for p in past}) == 25
+    assert max(p.values[0] for p in past) == 100.0
+    for number in (7, 15, 24):  # asked anew, as a resumed search asks
+        again = samplers.Search("gp", space, ("maximize",), 3)
+        assert samplers.propose(again, past[:number], number).params == past[number].params
+
+
+def test_twins_of_what_is_known_are_proposed_when_nothing_else_is_left(tmp_path: Path) -> None:
+    """Nobody was preempted and 3 ran: of 7 x 6 x 3 candidates 7 x 2 differ (limits of 2, and those above 3)."""
+    space = listed_space(tmp_path)
+    past = searched(space, 30, Reached(3, 0, 0))
+    first = samplers._STARTUP["gp"] + 1
+    wide = [(p.params["block_size"], p.params["max_num_seqs"] > 3) for p in past[first:]]
+    known = {(p.params["block_size"], p.params["max_num_seqs"] > 3) for p in past[:first]}
+    new = [w for n, w in enumerate(wide) if w not in known and w not in wide[:n]]
+    assert wide[: len(new)] == new, "a twin came before something new"
+
+
+def screen_of(space) -> Screen:
+    """A simulator that sees the truth but for a constant; a fifth is listed, with two checks."""
+    said = [Screened(params, 3 * worth(params)) for params in space.candidates()]
+    return Screen(tuple(shortlist(space, said, 0.2, 2, 1)), {key_of(s.params): s for s in said})
+
+
+def test_a_screen_is_followed_by_expectation_and_its_checks_keep_their_places(tmp_path: Path) -> None:
+    space = listed_space(tmp_path)
+    screen = screen_of(space)
+    roles = {key_of(one.params): one.role for one in screen.listed}
+    search, past, asked = samplers.Search("gp", space, ("maximize",), 3, screen=screen), [], []
+    while (params := samplers.listed_next(search, past, asked, len(past))) is not None:
+        asked.append(key_of(params))
+        past.append(Past(params, (worth(params),)))
+    assert sorted(asked) == sorted(roles), "each that is listed, once"
+    for place, one in enumerate(screen.listed):
+        assert (roles[asked[place]] == "check") == (one.role == "check")
+
+
+def test_other_samplers_follow_a_screen_in_its_order(tmp_path: Path) -> None:
+    space = listed_space(tmp_path)
+    screen = screen_of(space)
+    search, asked = samplers.Search("tpe", space, ("maximize",), 3, screen=screen), []
+    while (params := samplers.listed_next(search, [], asked, 0)) is not None:
+        asked.append(key_of(params))
+    assert asked == [key_of(one.params) for one in screen.listed]
+
+
+def test_what_a_simulator_said_is_an_axis_and_of_whom_it_said_nothing_stands_last(tmp_path: Path) -> None:
+    space = listed_space(tmp_path)
+    some = {key: one for n, (key, one) in enumerate(screen_of(space).said.items()) if n % 2}
+    listing = listing_of(space, some, 0.02)
+    column = listing.axes.points[:, -1]
+    assert (column.min(), column.max()) == (0, 1)
+    assert (column[[n for n, c in enumerate(listing.candidates) if key_of(c) not in some]] == 0).all()
+
+
+def test_a_space_without_a_list_is_searched_by_optuna_s_own_process(tmp_path: Path) -> None:
+    space = make_sweep(tmp_path, text=MIXED).space
+    search = samplers.Search("gp", space, ("maximize",), 3)
+    assert search.listing is None
+    assert space.contains(space.policy_of(space.suggest(samplers.propose(search, past_of(space, 12), 12).params)))

@@ -50,7 +50,7 @@ def test_the_promising_share_is_listed_with_default_neighbours_and_checks_and_no
 def test_checks_are_unpromising_and_stand_among_the_first():
     listed = shortlist(SPACE, said(by_size), keep=0.2, checks=3, seed=1)
     places = [n for n, one in enumerate(listed) if one.role == "check"]
-    assert places == [2, 4, 6]
+    assert places == [4, 6, 7], "one after three promising, of which there are four; the others behind"
     assert all(listed[n].params["block_size"] < 128 for n in places)
 
 
