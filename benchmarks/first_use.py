@@ -87,13 +87,12 @@ def type_in(command: str, says: tuple[str, ...], checkout: Path, env: dict[str, 
         command, shell=True, cwd=checkout, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
-    typed = Typed(
-        command, time.monotonic() - began, done.returncode, tuple(s for s in says if s not in done.stdout)
-    )
+    lacks = tuple(s for s in says if s not in done.stdout)
+    typed = Typed(command, time.monotonic() - began, done.returncode, lacks)
     if not typed.held:
         print(done.stdout[-4000:])
-    print(f"{typed.seconds:8.1f} s  exit {typed.status}  {command}" + "".join(f"  LACKS {s!r}" for s in typed.lacks),
-          flush=True)  # fmt: skip
+    missing = "".join(f"  LACKS {s!r}" for s in lacks)
+    print(f"{typed.seconds:8.1f} s  exit {typed.status}  {command}{missing}", flush=True)
     return typed
 
 
@@ -127,9 +126,8 @@ def main() -> int:
             shutil.rmtree(place, ignore_errors=True)
     total_s = sum(t.seconds for t in typed)
     held = all(t.held for t in typed) and total_s < LIMIT_S
-    print(
-        f"{'met' if held else 'MISSED':<8}{len(typed)} commands in {total_s / 60:.1f} minutes, at most {LIMIT_S // 60}"
-    )
+    word = "met" if held else "MISSED"
+    print(f"{word:<8}{len(typed)} commands in {total_s / 60:.1f} minutes, at most {LIMIT_S // 60}")
     if asked.json:
         asked.json.write_text(
             json.dumps({"typed": [asdict(t) for t in typed], "total_s": total_s}, indent=1) + "\n"
