@@ -139,10 +139,13 @@ class SweepFolder:
             raise SpecError(f"{self.path}: no sweep.yaml here; this is not the folder of a sweep")
 
     def load_outcome(self) -> Outcome | None:
-        """knee.json, or None before the sweep came to one."""
+        """knee.json, or None before the sweep came to one. SpecError where it is not whole."""
         if not self.knee_json.is_file():
             return None
-        return Outcome.model_validate_json(self.knee_json.read_text(encoding="utf-8"))
+        try:
+            return Outcome.model_validate_json(self.knee_json.read_text(encoding="utf-8"))
+        except ValueError:
+            raise SpecError(f"{self.knee_json}: damaged; `kvknee report {self.path}` writes it anew") from None
 
     def load_trials(self) -> list[TrialRecord]:
         """Every trial that has a card, by number; a reused one carries the result that it took over."""

@@ -17,6 +17,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from search_spaces.space import Space
+from trials.units import SpecError
 
 
 class _Journal(JournalFileBackend):  # type: ignore[misc]
@@ -44,8 +45,9 @@ FIXED = "fixed_params"  # where Optuna keeps what an enqueued trial is to have
 
 
 def open_study(journal: Path, name: str, space: Space, directions: tuple[str, ...]) -> Any:
-    """The study in this file, of this space."""
+    """The study in this file, of this space. Only the one driver of a folder opens it. SpecError: it is damaged."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    _cut_torn(journal)
     study = _opened(journal, name, directions)
     old = study.get_trials(deepcopy=False)
     if not any(_narrower(trial, space) for trial in old):
@@ -60,8 +62,43 @@ def open_study(journal: Path, name: str, space: Space, directions: tuple[str, ..
     return _opened(journal, name, directions)
 
 
+def _cut_torn(journal: Path) -> None:
+    """Take away what a driver that was killed, or a full disk, left of a last line: the next would stand behind it.
+
+    What the line said is asked anew, and the answer found in the trial's folder.
+    """
+    if not journal.is_file():
+        return
+    good = 0
+    with journal.open("rb+") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n") and _is_entry(line):
+                good += len(line)
+                continue
+            if file.read(1):
+                raise _damaged(journal, f"line {number}")
+            file.truncate(good)
+
+
+def _is_entry(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _damaged(journal: Path, where: str) -> SpecError:
+    return SpecError(
+        f"{journal}: {where} is damaged; move the file away, and `kvknee resume {journal.parent}` makes it anew "
+        "from the results on disk"
+    )
+
+
 def _opened(journal: Path, name: str, directions: tuple[str, ...]) -> Any:
-    storage = JournalStorage(_Journal(str(journal)))
+    try:
+        storage = JournalStorage(_Journal(str(journal)))
+    except (LookupError, TypeError, ValueError, AssertionError):  # lines that are whole, and do not fit together
+        raise _damaged(journal, "what it says") from None
     return optuna.create_study(storage=storage, study_name=name, directions=list(directions), load_if_exists=True)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,6 +172,17 @@ def test_status_tells_of_a_finished_sweep(finished):
     assert document["states"] == {"waiting": 0, "running": 0, "complete": 4, "reused": 1}
     assert not document["driven"]
     assert "outcome:" in kvknee("status", finished[0])[1]
+
+
+def test_a_damaged_answer_is_said_and_the_way_to_make_it_anew(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "out")
+    whole = (tmp_path / "out" / "knee.json").read_text()
+    (tmp_path / "out" / "knee.json").write_text(whole[: len(whole) // 2])
+    code, _, err = kvknee("status", tmp_path / "out")
+    assert code == 2
+    assert "knee.json: damaged; `kvknee report" in err
+    assert kvknee("report", tmp_path / "out")[0] == 0
+    assert kvknee("status", tmp_path / "out")[0] == 0
 
 
 def test_report_judges_a_folder_anew_to_the_same(finished):

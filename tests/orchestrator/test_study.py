@@ -3,12 +3,14 @@
 import math
 
 import optuna
+import pytest
 from fake_rooms import make_sweep
 
 from orchestrator.samplers import seed_of
 from orchestrator.study import SweepStudy
 from search_spaces.objective import Score
 from search_spaces.outcome import ClauseSeen
+from trials.units import SpecError
 
 
 def told(value=1.0, *constraints):
@@ -107,3 +109,32 @@ def test_a_plan_cut_short_while_it_was_written_is_completed(tmp_path):
 def test_each_ask_has_a_seed_of_its_own():
     seeds = {seed_of(study, number) for study in range(20) for number in range(200)}
     assert len(seeds) == 4000
+
+
+@pytest.mark.parametrize("lost", [1, 7, 60])
+def test_a_last_line_that_was_cut_is_asked_anew_and_the_budget_stays(tmp_path, lost):
+    sweep = make_sweep(tmp_path, *TPE)
+    study = SweepStudy(tmp_path / "j", sweep)
+    for _ in range(5):
+        one = study.ask()
+        study.tell(one.number, told(float(one.number)))
+    whole = (tmp_path / "j").read_bytes()
+    (tmp_path / "j").write_bytes(whole[:-lost])
+    again = SweepStudy(tmp_path / "j", sweep)
+    drain(again)
+    assert (tmp_path / "j").read_bytes().startswith(whole[: whole[:-lost].rindex(b"\n") + 1])
+    states = [trial.state for trial in trials_of(tmp_path / "j").trials]
+    assert len(states) == 31
+    assert states.count(optuna.trial.TrialState.COMPLETE) >= 30
+
+
+@pytest.mark.parametrize("middle", [b'{"op_code"', b"\xff\x00", b"[]\n", b'{"op_code": 4}\n'])
+def test_a_journal_that_is_damaged_in_its_middle_is_refused_with_the_way_out(tmp_path, middle):
+    sweep = make_sweep(tmp_path, *TPE)
+    drain(SweepStudy(tmp_path / "j", sweep))
+    lines = (tmp_path / "j").read_bytes().splitlines(keepends=True)
+    damaged = b"".join([*lines[:9], middle, *lines[9:]])
+    (tmp_path / "j").write_bytes(damaged)
+    with pytest.raises(SpecError, match=r"is damaged; move the file away, and `kvknee resume"):
+        SweepStudy(tmp_path / "j", sweep)
+    assert (tmp_path / "j").read_bytes() == damaged
