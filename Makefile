@@ -113,6 +113,7 @@ endif
 	$(call stage,watching torch_paged,$(BIN)/python benchmarks/watching.py)
 	$(call stage,watching vLLM,$(ENGINES)/bin/python benchmarks/watching.py --engine vllm)
 	$(call stage,calibrate and predict,$(BIN)/python benchmarks/calibration.py)
+	$(call stage,search efficiency,$(BIN)/python benchmarks/search_efficiency.py)
 	$(call stage,fork and exec,$(BIN)/python benchmarks/launching.py)
 	$(call stage,orchestration,$(BIN)/python benchmarks/orchestration.py)
 	$(call stage,64 slots,$(BIN)/python benchmarks/scale.py)

@@ -183,10 +183,12 @@ def _budget(config: SweepConfig, space: Space) -> tuple[str, int]:
     return sampler, budget
 
 
-def _proposer(config: SweepConfig, space: Space) -> Literal["tpe", "gp"]:
+def _proposer(config: SweepConfig, space: Space) -> Literal["tpe", "gp", "nsga2"]:
     """Who proposes where nobody is named: a process over all that the space lists, for as long as it can follow."""
+    if config.objective in DIRECTIONS:
+        return "nsga2"
     few = config.trials is not None and -(-config.trials // config.repeats) <= _MOST_OF_GP
-    return "gp" if few and space.listable and config.objective not in DIRECTIONS else "tpe"
+    return "gp" if few and space.listable else "tpe"
 
 
 def _require_whole(config: SweepConfig, space: Space, every: int) -> None:

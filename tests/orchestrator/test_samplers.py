@@ -167,3 +167,26 @@ def test_a_space_without_a_list_is_searched_by_optuna_s_own_process(tmp_path: Pa
     search = samplers.Search("gp", space, ("maximize",), 3)
     assert search.listing is None
     assert space.contains(space.policy_of(space.suggest(samplers.propose(search, past_of(space, 12), 12).params)))
+
+
+@pytest.mark.parametrize(
+    ("change", "who"),
+    [
+        ("trials: 21", "gp"),
+        ("trials: 601", "tpe"),
+        ("trials: 21\nobjective: pareto", "nsga2"),
+        ("trials: 21\nsampler: random", "random"),
+        ("sampler: auto\ntrials: 2100", "exhaustive"),
+    ],
+)
+def test_who_proposes_where_nobody_is_named(change: str, who: str, tmp_path: Path) -> None:
+    """Repeats are 3: of 7 x 10 x 10 = 700 candidates 7, 201, or all are asked."""
+    space = (
+        "space: {vary: {policy.block_size: {powers_of_two: [1, 64]},\n"
+        "  policy.max_num_seqs: {powers_of_two: [2, 1024]},\n"
+        "  policy.max_num_batched_tokens: {powers_of_two: [64, 32768]}}}\nrepeats: 3\n"
+    )
+    kept = [
+        line for line in SWEEP.splitlines() if not line.startswith(("space:", "repeats:", "trials:", "sampler:"))
+    ]
+    assert make_sweep(tmp_path, text="\n".join(kept) + f"\n{space}{change}\n").config.sampler == who
