@@ -63,6 +63,7 @@ class SweepStudy:
         self._folder = SweepFolder(journal.parent)
         self._dropped = "" if sweep.screen is None else sweep.screen.dropped  # why the screen is not followed
         self._searching: Search | None = None
+        self._again = sum(_ROLE in t.user_attrs for t in self._trials())  # measured again, so far as it is known
         self._left_running = [t.number for t in self._trials(TrialState.RUNNING)]
         self._enqueue_plan()
 
@@ -85,7 +86,7 @@ class SweepStudy:
     def _enqueue(self, point: Point, note: str = "") -> None:
         attrs = {_REPEAT: point.repeat, **({_CONTROL: point.control} if point.control else {})}
         if point.beside is not None:
-            beside = point.beside
+            beside, self._again = point.beside, self._again + 1
             attrs |= {_ROLE: beside.role, _OF: beside.of, _BEAT: beside.beat, _SLOT: beside.slot}
         encoded = self._sweep.space.encode(dict(point.params)) if point.params else {}
         self._study.enqueue_trial(encoded, user_attrs=attrs | ({_INSTEAD: note} if note else {}))
@@ -132,7 +133,8 @@ class SweepStudy:
         whole = self._sweep.config.sampler == "exhaustive"
         if whole and self._sweep.screen is None:
             return False
-        searched = [t for t in self._trials() if not _is_beside(t)]
+        trials = self._trials()
+        searched = [t for t in trials if not _is_beside(t)]
         repeat = len(searched) % self._sweep.config.repeats
         if repeat and len(searched) < self._limit:
             self._enqueue(Point(tuple(self._params(searched[-repeat]).items()), None, repeat))
@@ -143,13 +145,13 @@ class SweepStudy:
         if len(searched) >= self._limit:
             return False
         default = self._sweep.space.params_of(self._sweep.space.default)
-        listed = self._listed({self._candidate(t)[0] for t in searched})
+        listed = None if self._sweep.screen is None else self._listed({self._candidate(t)[0] for t in searched})
         if listed is None and not searched and not whole:
             listed = default
         if listed is not None:
             self._enqueue(Point(tuple(listed.items()), None, 0), note)
         elif not whole:
-            self._enqueue_proposal(len(self._trials()), note)
+            self._enqueue_proposal(len(trials), note)
         return listed is not None or not whole
 
     @property
@@ -265,8 +267,7 @@ class SweepStudy:
 
     def planned(self) -> int:
         """How many trials there will be: budget, controls, and what is measured again as far as it is known."""
-        again = sum(_ROLE in t.user_attrs for t in self._trials())
-        return self._limit + len(list(self._sweep.control_points())) + again
+        return self._limit + len(list(self._sweep.control_points())) + self._again
 
     def name_winner(self, label: str | None, number: int | None) -> None:
         """The sweep's choice beside Optuna's own best_trial, which knows no repeats and no ties."""
