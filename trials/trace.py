@@ -221,7 +221,11 @@ def _check_prefix_ids(trace: Trace) -> None:
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write(temporary_path)`, then rename: the file is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        error.filename = str(path)
+        raise
     os.close(handle)
     try:
         write(Path(name))

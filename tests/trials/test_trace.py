@@ -1,5 +1,7 @@
 """The columnar trace: what is valid, what a file may be, and that nothing is cut to fit."""
 
+import errno
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -261,3 +263,15 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         write_whole(path, half)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_a_folder_that_takes_no_file_is_said_by_the_name_that_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(dir: Path, prefix: str) -> tuple[int, str]:
+        raise OSError(errno.EROFS, "Read-only file system", f"{dir}/{prefix}a1b2c3")
+
+    monkeypatch.setattr(tempfile, "mkstemp", refused)
+    with pytest.raises(OSError, match="Read-only") as said:
+        write_whole(tmp_path / "t.parquet", lambda path: path.touch())
+    assert said.value.filename == str(tmp_path / "t.parquet")
