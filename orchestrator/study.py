@@ -7,6 +7,7 @@ trials without parameters, and carry the attribute kvknee.control. Which candida
 """
 
 import warnings
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import reduce
@@ -64,6 +65,7 @@ class SweepStudy:
         self._dropped = "" if sweep.screen is None else sweep.screen.dropped  # why the screen is not followed
         self._searching: Search | None = None
         self._again = sum(_ROLE in t.user_attrs for t in self._trials())  # measured again, so far as it is known
+        self._waiting = deque(map(_is_beside, self._trials(TrialState.WAITING)))  # as Optuna takes them
         self._left_running = [t.number for t in self._trials(TrialState.RUNNING)]
         self._enqueue_plan()
 
@@ -90,6 +92,7 @@ class SweepStudy:
             attrs |= {_ROLE: beside.role, _OF: beside.of, _BEAT: beside.beat, _SLOT: beside.slot}
         encoded = self._sweep.space.encode(dict(point.params)) if point.params else {}
         self._study.enqueue_trial(encoded, user_attrs=attrs | ({_INSTEAD: note} if note else {}))
+        self._waiting.append(_CONTROL in attrs or _ROLE in attrs)
 
     def _params(self, trial: FrozenTrial) -> dict[str, Value]:
         """The candidate of a trial; empty for what stands beside the budget."""
@@ -112,11 +115,9 @@ class SweepStudy:
         """The next trial to run, or None when budget and controls are all asked for."""
         if self._left_running:
             return self._reopen(self._left_running.pop(0))
-        waiting = self._trials(TrialState.WAITING)
-        if not waiting and not self._extend():
+        if not self._waiting and not self._extend():
             return None
-        head = (waiting or self._trials(TrialState.WAITING))[0]
-        trial = self._study.ask({} if _is_beside(head) else self._distributions)
+        trial = self._study.ask({} if self._waiting.popleft() else self._distributions)
         self._handles[trial.number] = trial
         return self._asked(trial.number)
 
