@@ -4,12 +4,13 @@ Exit codes: 0 done · 1 our fault · 2 bad input · 3 no feasible candidate, or 
 5 a ledger does not balance · 130 interrupted, resumable.
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli_errors import verb
+from orchestrator.cli_errors import run_app, verb
 from orchestrator.cli_options import Address, Goodput, Json, Out, Sets, say_json
 from orchestrator.cli_recipes import recipes_app
 from orchestrator.cli_runs import runs_app
@@ -155,7 +156,7 @@ app.add_typer(trace_app, name="trace")
 def main() -> None:
     """The console script."""
     with_streams()
-    app()
+    run_app(app, sys.argv[1:])
 
 
 if __name__ == "__main__":

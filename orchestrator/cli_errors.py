@@ -9,6 +9,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import typer
 
@@ -29,6 +30,7 @@ _REMEDIES = {
 }  # what the machine refuses and the user can mend; any other OSError is our fault until shown otherwise
 
 
+_Mistyped: Any = typer.BadParameter.__base__  # what is wrong with options and arguments; typer has no name for it
 _SIGPIPE = 141  # as shells show a command whose reader has gone
 
 
@@ -63,6 +65,20 @@ def verb(as_json: bool) -> Iterator[None]:
         raise _end(2, f"error: {_refused(error)}", as_json) from None
     except Exception as error:
         raise _our_fault(error, as_json) from None
+
+
+def run_app(app: typer.Typer, arguments: list[str]) -> NoReturn:
+    """The console script; with --json, what was typed wrong is said in the document too."""
+    if "--json" not in arguments:
+        app(arguments)
+    try:
+        code = app(arguments, standalone_mode=False)
+    except _Mistyped as error:
+        error.show()
+        said = {"error": redacted(error.format_message(), named=False), "exit_code": error.exit_code}
+        typer.echo(json.dumps(said))
+        code = error.exit_code
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _nobody_reads() -> bool:

@@ -272,6 +272,31 @@ def test_an_error_with_json_is_a_document_too(sweep_file):
     assert "did you mean" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("ui", "out", "--port", "99999"), "65535"), (("run", "--bogus", "s.yaml"), "--bogus"),
+        (("trial",), "SPEC.yaml"), (("trail", "t.yaml"), "trail"), (("run", "s.yaml", "-n", "many"), "--trials"),
+    ],
+)  # fmt: skip
+def test_what_is_typed_wrong_is_a_document_too(tmp_path, arguments, words):
+    process = start(tmp_path, *arguments, "--json")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert words in json.loads(out)["error"]
+    assert json.loads(out)["exit_code"] == 2
+    assert words in err
+
+
+def test_exit_codes_are_the_same_with_and_without_json(sweep_file):
+    trace = sweep_file.parent / "t.parquet"
+    for arguments, code in ((("trace", "describe", trace), 0), (("trace", "describe", sweep_file), 2)):
+        for more in ((), ("--json",)):
+            process = start(sweep_file.parent, *arguments, *more)
+            process.communicate(timeout=60)
+            assert process.returncode == code
+
+
 def test_an_internal_error_exits_with_1_and_keeps_its_traceback(monkeypatch):
     def broken(address):
         raise ZeroDivisionError("provoked")
