@@ -27,7 +27,7 @@ from orchestrator.slot_needs import SlotNeeds
 from trials.spec import TrialSpec
 
 _STEP_S = 0.5  # how long to wait for trials before the cluster is looked at again
-_BUSY_S = 30.0  # how long what is reserved by others may take to become free
+_BUSY_S = 30.0  # how long what others hold may take to become free, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,11 @@ class RayTerms:
     pin: bool = False
     content: str | None = None
     readers: Callable[[], Reader | None] = open_reader
+
+    @property
+    def patience_s(self) -> float:
+        """How long what others hold may take to become free: a driver that was killed holds its slots for a lease."""
+        return max(_BUSY_S, 1.5 * self.lease_s)
 
 
 @dataclass(slots=True)
@@ -90,7 +95,7 @@ class RayExecutor:
         its time."""
         grows = self._terms.wait_for_nodes_s > 0
         self._places.reserve(self._table.names, grows)
-        until = time.monotonic() + (self._terms.wait_for_nodes_s if grows else _BUSY_S)
+        until = time.monotonic() + (self._terms.wait_for_nodes_s if grows else self._terms.patience_s)
         self._look(now=True)
         while self._crew.hopeful and time.monotonic() < until:
             time.sleep(0.05)

@@ -1,7 +1,8 @@
 """A recipe fetched from MLflow, with all that it needs: `models:/NAME@champion`, `models:/NAME/3`, `runs:/ID`.
 
 Whatever the server says, files come into one temporary folder under names made here, within declared sizes, and
-each is held against its digest before it is used.
+each is held against its digest before it is used. What would have the engine load other code than this node's is
+refused: a server that others write to is not to choose what runs here.
 """
 
 import re
@@ -22,6 +23,7 @@ from orchestrator.tracking_registry import RECIPE_SHA
 from orchestrator.tracking_runs import connected
 from orchestrator.tracking_uri import VARIABLE, revealed, settled
 from trials.fingerprint import file_digest, trace_hash
+from trials.spec import EngineSpec
 from trials.trace import load_trace
 from trials.units import SpecError
 
@@ -29,6 +31,8 @@ _MODEL = re.compile(r"models:/(?P<name>[^/@:]+)(?:@(?P<alias>[\w.-]+)|/(?P<versi
 _RUN = re.compile(r"runs:/(?P<run>[0-9a-f]{32})(?:/recipe\.yaml)?")
 _RECIPE_FOLDER = re.compile(r"recipe-(?P<sha>[0-9a-f]{12})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_LOADS_CODE = ("LD_", "DYLD_", "PYTHON", "VLLM_PLUGINS")
+_TRUSTS_CODE = ("trust_remote_code", "trust-remote-code", "worker_cls", "worker_extension_cls", "scheduler_cls")
 _MOST_RECIPE_BYTES, _MOST_TABLE_BYTES, _MOST_CONTENT_BYTES = 16 << 20, 1 << 30, 4 << 30
 
 
@@ -94,6 +98,7 @@ def _fetch(place: _Place, folder: Path) -> None:
     path = _download(place, f"{place.folder}/recipe.yaml", folder, _MOST_RECIPE_BYTES)
     _hold(place, path, file_digest(path)[:12], place.folder.removeprefix("recipe-"))
     recipe = load_recipe(path)
+    _runs_what_is_here(place, recipe.spec.engine)
     for beside in (recipe.schedule, recipe.ledger_rows):
         _beside(place, beside, folder)
     moved: dict[str, Locator | None] = {"trace": _trace(place, recipe, folder)}
@@ -101,6 +106,17 @@ def _fetch(place: _Place, folder: Path) -> None:
         moved["table"] = _table(place, recipe, folder)
     text = yaml.safe_dump(recipe.model_copy(update=moved).model_dump(mode="json"), sort_keys=False)
     path.write_text(text, encoding="utf-8")
+
+
+def _runs_what_is_here(place: _Place, engine: EngineSpec) -> None:
+    """SpecError where a variable or an argument makes interpreter, loader or library take code from elsewhere."""
+    found = [f"engine.env.{name}" for name in engine.env if name.startswith(_LOADS_CODE) or name == "PATH"]
+    found += [f"engine.args.{name}" for name in engine.args if name in _TRUSTS_CODE and engine.args[name]]
+    if found:
+        raise SpecError(
+            f"{place.shown}: its recipe sets {', '.join(found)}, which decides what code runs here, and comes from "
+            "a server; read it in MLflow's UI, and reproduce a file of your own that holds it"
+        )
 
 
 def _beside(place: _Place, beside: Beside, folder: Path) -> None:

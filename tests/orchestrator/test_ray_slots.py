@@ -204,3 +204,9 @@ def test_an_interrupted_driver_leaves_no_process_and_nothing_in_the_home(
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
     assert not (home / ".ray").exists()
+
+
+@pytest.mark.parametrize("lease_s", [1.0, 60.0, 600.0])
+def test_a_driver_waits_longer_for_slots_than_a_killed_one_holds_them(lease_s: float) -> None:
+    assert RayTerms(lease_s=lease_s).patience_s > lease_s
+    assert RayTerms(lease_s=lease_s).patience_s >= 30

@@ -183,6 +183,25 @@ def test_a_recipe_that_does_not_have_its_digest_is_refused(stored: Stored, monke
         ask_evil(stored, monkeypatch, {}, recipe__yaml=b"recipe: 1")
 
 
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"env": {"LD_PRELOAD": "/tmp/x.so"}},
+        {"env": {"PYTHONPATH": "/tmp"}},
+        {"env": {"PATH": "/tmp"}},
+        {"args": {"trust_remote_code": True}},
+        {"args": {"worker_cls": "x.Y"}},
+    ],
+    ids=str,
+)
+def test_a_recipe_from_a_server_does_not_choose_the_code_that_runs(
+    stored: Stored, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = yaml.safe_load(stored.recipe)["spec"]
+    with pytest.raises(SpecError, match="decides what code runs here"):
+        ask_evil(stored, monkeypatch, {"spec": {**spec, "engine": {**spec["engine"], **engine}}})
+
+
 def test_a_trace_that_no_digest_names_is_refused(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = {"spec": "s", "trace": "../../x", "engine": "e"}
     with pytest.raises(SpecError, match="is no digest"):
