@@ -53,7 +53,7 @@ class RayTerms:
 
     @property
     def patience_s(self) -> float:
-        """How long what others hold may take to become free: a driver that was killed holds its slots for a lease."""
+        """How long what others hold may take to become free: a killed driver holds its slots for a lease."""
         return max(_BUSY_S, 1.5 * self.lease_s)
 
 
