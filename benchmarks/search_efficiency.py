@@ -134,7 +134,7 @@ def default_of(where: Ground) -> dict[str, Value]:
 def searched(sampler: str, seed: int, where: Ground, past: list[Past] | None = None) -> Points:
     """A sweep's own search, from its default on, or from what was measured before."""
     past = past if past is not None else []
-    search = Search(sampler, where.space, ("maximize",), seed, MIN_GAIN)
+    search = Search(sampler, where.space, ("maximize",), seed)
     params = default_of(where) if not past else None
     while True:
         params = params or propose(search, past, len(past)).params
@@ -148,7 +148,7 @@ def screened(seed: int, where: Ground) -> Points:
     table = where.found.screens[seed % len(where.found.screens)]
     said = [Screened(dict(key), float(table[row])) for key, row in where.rows.items()]
     screen = Screen(tuple(shortlist(where.space, said, KEEP, CHECKS, seed)), {key_of(s.params): s for s in said})
-    search = Search("gp", where.space, ("maximize",), seed, MIN_GAIN, screen)
+    search = Search("gp", where.space, ("maximize",), seed, screen)
     past: list[Past] = []
     measured: dict[Key, Screened] = {}
     while not screen.misled(measured, MIN_GAIN):

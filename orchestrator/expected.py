@@ -29,7 +29,7 @@ class Listing:
     axes: Axes
 
 
-def listing_of(space: Space, said: Mapping[Key, Screened] | None = None, min_gain: float = 0.0) -> Listing:
+def listing_of(space: Space, said: Mapping[Key, Screened] | None = None) -> Listing:
     """`said`: what a screen's simulator said; of whom it said nothing stands with the last."""
     candidates = tuple(space.candidates())
     usual = {d.field: space.usual(d) for d in space.dimensions}
@@ -44,14 +44,14 @@ def listing_of(space: Space, said: Mapping[Key, Screened] | None = None, min_gai
     axes = Axes(np.where(few, places, places / widest), few)
     rows = {key_of(c): n for n, c in enumerate(candidates)}
     if said:
-        axes = axes.beside(_said_of(candidates, said, min_gain))
+        axes = axes.beside(_said_of(candidates, said))
     return Listing(candidates, rows, grid, axes)
 
 
-def _said_of(candidates: Sequence[dict[str, Value]], said: Mapping[Key, Screened], min_gain: float) -> np.ndarray:
+def _said_of(candidates: Sequence[dict[str, Value]], said: Mapping[Key, Screened]) -> np.ndarray:
     ones = [said.get(key_of(c)) for c in candidates]
     known = [Came(s.value or 0.0, s.over) for s in ones if s is not None]
-    found = iter(standings(known, True, min_gain))
+    found = iter(standings(known, maximize=True))
     return _filled([None if s is None else float(next(found)) for s in ones])
 
 
@@ -60,16 +60,12 @@ def _filled(values: Sequence[float | None]) -> np.ndarray:
     return np.array([least if v is None else v for v in values])
 
 
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """Which way is better, and what gain is none."""
-
-    maximize: bool = True
-    min_gain: float = 0.02
-
-
 def expected(
-    listing: Listing, past: Sequence[Past], aim: Aim, seed: int, among: Iterable[Mapping[str, Value]] | None = None
+    listing: Listing,
+    past: Sequence[Past],
+    maximize: bool,
+    seed: int,
+    among: Iterable[Mapping[str, Value]] | None = None,
 ) -> dict[str, Value] | None:
     """The new candidate that is expected to gain most, of `among` or of all; a twin of a known one where nothing
     else is left. None where all are known, or nothing has answered yet."""
@@ -90,5 +86,5 @@ def expected(
         return None
     came = [Came(p.values[0], p.over, RACED_OUT in p.constraints) for _, p in answered if p.values is not None]
     rows = [row for row, _ in answered]
-    at = most_expected(listing.axes, rows, standings(came, aim.maximize, aim.min_gain), left, seed)
+    at = most_expected(listing.axes, rows, standings(came, maximize), left, seed)
     return dict(listing.candidates[at])

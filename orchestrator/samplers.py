@@ -21,7 +21,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from orchestrator.expected import Aim, Listing, expected, listing_of
+from orchestrator.expected import Listing, expected, listing_of
 from orchestrator.past import MOST_OVER, shown
 from orchestrator.past import Past as Past
 from search_spaces.design import spread
@@ -65,7 +65,6 @@ class Search:
     space: Space
     directions: Sequence[str]
     seed: int
-    min_gain: float = 0.02
     screen: Screen | None = None
 
     @cached_property
@@ -73,7 +72,7 @@ class Search:
         """The whole space where the sampler looks at all of it."""
         if self.sampler != "gp" or len(self.directions) != 1 or not self.space.listable:
             return None
-        return listing_of(self.space, self.screen.said if self.screen is not None else None, self.min_gain)
+        return listing_of(self.space, self.screen.said if self.screen is not None else None)
 
     def expected(
         self, past: Sequence[Past], number: int, among: Sequence[dict[str, Value]] | None = None
@@ -81,9 +80,8 @@ class Search:
         """The new one that is expected to gain most; None where the sampler does not look at all of the space."""
         if self.listing is None:
             return None
-        aim = Aim(self.directions[0] == "maximize", self.min_gain)
-        seen = shown(past, self.directions)
-        return expected(self.listing, seen, aim, seed_of(self.seed, number), among)
+        maximize, seen = self.directions[0] == "maximize", shown(past, self.directions)
+        return expected(self.listing, seen, maximize, seed_of(self.seed, number), among)
 
 
 def propose(search: Search, past: Sequence[Past], number: int) -> Proposal:

@@ -185,9 +185,7 @@ class SweepStudy:
         """With the screen for as long as it is followed."""
         screen, config = None if self._dropped else self._sweep.screen, self._sweep.config
         if self._searching is None or self._searching.screen is not screen:
-            self._searching = Search(
-                config.sampler, self._sweep.space, self._directions, config.seed, config.min_gain, screen
-            )
+            self._searching = Search(config.sampler, self._sweep.space, self._directions, config.seed, screen)
         return self._searching
 
     def _answered(self) -> dict[Key, Screened]:

@@ -7,7 +7,7 @@ a candidate stays behind the best: where one falls off a cliff matters less than
 improvement (Jones, Schonlau and Welch 1998) is worked out for every candidate, not for a sample of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,9 @@ Floats = NDArray[np.float64]
 _JITTER = 1e-8
 _FIRST_NOISE = 1e-3  # of a variance of 1; the spread below is of logarithms
 _SPREAD_OF_SCALES, _SPREAD_OF_VARIANCES, _SPREAD_OF_NOISE = 1.5, 1.0, 1.5
-_ITERATIONS = 20
+_ITERATIONS = 100
 _EVEN = 1e-9  # expectations that close are a tie, which the draw settles
+_TURN = 0.1  # share behind the best
 _BOUNDED = 0.1  # how far one that lost a race is taken to stay behind what it is known to stay under
 
 
@@ -54,12 +55,15 @@ class Came:
     bounded: bool = False
 
 
-def standings(came: Sequence[Came], maximize: bool, min_gain: float) -> Floats:
-    """float [came]: -log(share behind the best + min_gain). Higher is better; who misses a bound comes last."""
+def standings(came: Sequence[Came], maximize: bool) -> Floats:
+    """float [came]: -log(share behind the best + a tenth). Higher is better; who misses a bound comes last.
+
+    The tenth is where the scale turns from shares to their logarithm. With a fiftieth, differences at the very top
+    that no other candidate shares lead the search into its every corner.
+    """
     kept = [c.value for c in came if c.over <= 0 and not c.bounded]
     best = (max if maximize else min)(kept) if kept else 0.0
-    gain = max(min_gain, 1e-3)
-    return np.array([-np.log(_behind(c, best, maximize) + gain) for c in came])
+    return np.array([-np.log(_behind(c, best, maximize) + _TURN) for c in came])
 
 
 def _behind(one: Came, best: float, maximize: bool) -> float:
@@ -92,21 +96,50 @@ def most_expected(axes: Axes, rows: Sequence[int], standing: Floats, free: NDArr
 
 def _fitted(apart: Floats, level: Floats) -> Floats:
     """The settings that are likeliest after the data, begun at the middle of what is expected before."""
-    axes = apart.shape[2]
+    middle, _ = _before(apart.shape[2])
+    found = minimize(
+        _unlikely, middle, (apart, level), method="L-BFGS-B", jac=True, options={"maxiter": _ITERATIONS}
+    )
+    settings: Floats = found.x
+    return settings
+
+
+def _before(axes: int) -> tuple[Floats, Floats]:
+    """What is expected of the settings before anything is seen: the middle of each, and its deviation."""
     middle = np.concatenate([np.zeros(axes + 1), [np.log(_FIRST_NOISE), 0.0]])
     spread = np.array([_SPREAD_OF_SCALES] * axes + [_SPREAD_OF_VARIANCES, _SPREAD_OF_NOISE, _SPREAD_OF_VARIANCES])
+    return middle, spread
 
-    def unlikely(settings: Floats) -> float:
-        try:
-            lower = np.linalg.cholesky(_covariance(apart, settings) + _noise(settings) * np.eye(len(level)))
-        except np.linalg.LinAlgError:
-            return 1e10
-        whitened = np.linalg.solve(lower, level)
-        before = 0.5 * float((((settings - middle) / spread) ** 2).sum())
-        return 0.5 * float(whitened @ whitened) + float(np.log(np.diag(lower)).sum()) + before
 
-    found: Floats = minimize(unlikely, middle, method="L-BFGS-B", options={"maxiter": _ITERATIONS}).x
-    return found
+def _unlikely(settings: Floats, apart: Floats, level: Floats) -> tuple[float, Floats]:
+    """-log of the settings' likelihood after the data but for a constant, and its slope along each."""
+    middle, spread = _before(apart.shape[2])
+    try:
+        lower = np.linalg.cholesky(_covariance(apart, settings) + _noise(settings) * np.eye(len(level)))
+    except np.linalg.LinAlgError:
+        return 1e10, np.zeros_like(settings)
+    inverse = np.linalg.inv(lower)
+    inverse = inverse.T @ inverse
+    weighted = inverse @ level
+    off = (settings - middle) / spread
+    value = 0.5 * float(level @ weighted) + float(np.log(np.diag(lower)).sum()) + 0.5 * float(off @ off)
+    pull = 0.5 * (inverse - np.outer(weighted, weighted))
+    slope = np.array([float((pull * along).sum()) for along in _slopes(apart, settings)]) + off / spread
+    return value, slope
+
+
+def _slopes(apart: Floats, settings: Floats) -> Iterator[Floats]:
+    """Of the noisy covariance along each of the settings, in their order."""
+    axes = apart.shape[2]
+    weights, together, alone = np.exp(settings[:axes]), np.exp(settings[axes]), np.exp(settings[axes + 2]) / axes
+    squared = apart @ weights
+    by_all = together * _matern_slope(squared)
+    for n in range(axes):
+        one = apart[..., n] * weights[n]
+        yield (by_all + alone * _matern_slope(one)) * one
+    yield together * _matern(squared)
+    yield np.exp(settings[axes + 1]) * np.eye(len(apart))
+    yield alone * np.sum([_matern(apart[..., n] * weights[n]) for n in range(axes)], axis=0)
 
 
 def _covariance(apart: Floats, settings: Floats) -> Floats:
@@ -129,6 +162,13 @@ def _noise(settings: Floats) -> float:
 def _matern(squared: Floats) -> Floats:
     distance = np.sqrt(5 * squared)
     found: Floats = (1 + distance + distance**2 / 3) * np.exp(-distance)
+    return found
+
+
+def _matern_slope(squared: Floats) -> Floats:
+    """Along the squared distance."""
+    distance = np.sqrt(5 * squared)
+    found: Floats = -5 / 6 * (1 + distance) * np.exp(-distance)
     return found
 
 

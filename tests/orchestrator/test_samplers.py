@@ -156,7 +156,7 @@ def test_other_samplers_follow_a_screen_in_its_order(tmp_path: Path) -> None:
 def test_what_a_simulator_said_is_an_axis_and_of_whom_it_said_nothing_stands_last(tmp_path: Path) -> None:
     space = listed_space(tmp_path)
     some = {key: one for n, (key, one) in enumerate(screen_of(space).said.items()) if n % 2}
-    listing = listing_of(space, some, 0.02)
+    listing = listing_of(space, some)
     column = listing.axes.points[:, -1]
     assert (column.min(), column.max()) == (0, 1)
     assert (column[[n for n, c in enumerate(listing.candidates) if key_of(c) not in some]] == 0).all()
