@@ -46,13 +46,15 @@ class Ran:
         return runs_of(uri or f"sqlite:///{self.folder.mlflow_db}", "toy", mark)
 
 
-@pytest.fixture
-def database(mlflow_uri: str) -> Path:
-    """One that has its tables: making them takes seconds."""
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tables, which take seconds to make, and nothing in them: another test's experiment would say where artifacts
+    go."""
     from mlflow import MlflowClient
 
-    MlflowClient(mlflow_uri).search_experiments()
-    return Path(mlflow_uri.removeprefix("sqlite:///"))
+    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
 
 
 @pytest.fixture
