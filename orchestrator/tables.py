@@ -1,6 +1,7 @@
 """What verbs print for people: the verdict table of a sweep, the metrics and the ledger of a trial."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.conclude import Conclusion
@@ -36,8 +37,14 @@ def print_conclusion(found: Conclusion, folder: SweepFolder) -> None:
         print(line)
     if found.unbalanced:
         print(f"LEDGER DOES NOT BALANCE in trial {', '.join(map(str, found.unbalanced))}")
-    print(f"recipe: {found.recipe or 'none, nothing is feasible'}")
-    print(f"report: {found.report or folder.report_html}")
+    print(f"recipe: {_from_here(found.recipe) if found.recipe else 'none, nothing is feasible'}")
+    print(f"report: {_from_here(found.report or folder.report_html)}")
+
+
+def _from_here(path: Path) -> Path:
+    """As it can be typed where one stands, when it lies below; else whole."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def outcome_lines(outcome: Outcome) -> list[str]:
