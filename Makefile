@@ -109,6 +109,11 @@ ifneq ($(RUNS),)
 else
 	@echo "== truth: left out, no RUNS=DIR with a published run (benchmarks/public_traces.py)"
 endif
+ifneq ($(TRACES),)
+	$(call stage,first use,$(BIN)/python benchmarks/first_use.py)
+else
+	@echo "== first use: left out, no TRACES=DIR with public traces (benchmarks/public_traces.py)"
+endif
 	$(call stage,command line,$(BIN)/python benchmarks/cli_cost.py)
 	$(call stage,watching torch_paged,$(BIN)/python benchmarks/watching.py)
 	$(call stage,watching vLLM,$(ENGINES)/bin/python benchmarks/watching.py --engine vllm)
