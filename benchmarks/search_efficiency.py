@@ -70,11 +70,6 @@ class Ground:
     found: Landscape
     rows: dict[Key, int]
 
-    def at(self, *fields: str) -> list[int]:
-        """Places of dimensions."""
-        names = [d.field for d in self.space.dimensions]
-        return [names.index(name) for name in fields]
-
     def row(self, params: dict[str, Value]) -> int:
         return self.rows[key_of(params)]
 
@@ -105,7 +100,8 @@ def reached_at(where: Ground, params: dict[str, Value]) -> Reached:
     def same(other: dict[str, Value]) -> bool:
         return all(np.array_equal(a[where.row(other)], a[where.row(params)]) for a in where.found.answers)
 
-    slots, victims = (where.space.dimensions[n].values for n in where.at("max_num_seqs", "victim"))
+    values = {d.field: d.values for d in where.space.dimensions}
+    slots, victims = values["max_num_seqs"], values["victim"]
     here = int(params["max_num_seqs"])
     wide = [int(v) for v in slots if same({**params, "max_num_seqs": v})]
     idle = "victim" not in params or all(same({**params, "victim": v}) for v in victims)

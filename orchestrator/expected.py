@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.past import Past
 from search_spaces.dimension import Value
@@ -44,20 +45,16 @@ def listing_of(space: Space, said: Mapping[Key, Screened] | None = None) -> List
     axes = Axes(np.where(few, places, places / widest), few)
     rows = {key_of(c): n for n, c in enumerate(candidates)}
     if said:
-        axes = axes.beside(_said_of(candidates, said))
+        axes = axes.beside(_said_of(rows, said))
     return Listing(candidates, rows, grid, axes)
 
 
-def _said_of(candidates: Sequence[dict[str, Value]], said: Mapping[Key, Screened]) -> np.ndarray:
-    ones = [said.get(key_of(c)) for c in candidates]
-    known = [Came(s.value or 0.0, s.over) for s in ones if s is not None]
-    found = iter(standings(known, maximize=True))
-    return _filled([None if s is None else float(next(found)) for s in ones])
-
-
-def _filled(values: Sequence[float | None]) -> np.ndarray:
-    least = min((v for v in values if v is not None), default=0.0)
-    return np.array([least if v is None else v for v in values])
+def _said_of(rows: Mapping[Key, int], said: Mapping[Key, Screened]) -> NDArray[np.float64]:
+    """float [candidates]: their standing by what was said."""
+    stood = standings([Came(s.value or 0.0, s.over) for s in said.values()], maximize=True)
+    by_key = dict(zip(said, stood, strict=True))
+    least = stood.min()
+    return np.array([by_key.get(key, least) for key in rows])
 
 
 def expected(

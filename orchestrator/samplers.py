@@ -1,4 +1,4 @@
-"""Who proposes the next candidate: Optuna's samplers over what came of those before, one proposal at a time.
+"""Who proposes the next candidate, by what came of those before: Optuna's samplers, or a process over a list.
 
 A proposal is a pure function of the space, the past, and a seed of its own: each is made in a study in memory that
 is built of the past, so a resumed search continues as an unbroken one would, an older and narrower space's trials
