@@ -95,3 +95,9 @@ def test_public_functions_have_docstrings_with_words() -> None:
         classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
         missing += [f"{name}: {node.name}" for node in classes if not ast.get_docstring(node)]
     assert not missing
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Tests import one another's builders by file name, so that two of one name cannot be collected together."""
+    stems = [path.stem for folder in ("tests", "tests_engines") for path in (ROOT / folder).rglob("*.py")]
+    assert not {stem for stem in stems if stems.count(stem) > 1 and stem != "conftest"}
