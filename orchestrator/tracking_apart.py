@@ -6,6 +6,7 @@ arrive. It ends when its stdin does, and on Linux at once when its driver dies, 
 """
 
 import contextlib
+import gc
 import json
 import os
 import subprocess
@@ -105,11 +106,14 @@ def serve(lines: IO[bytes], answers: IO[bytes]) -> None:
     log = WriteAheadLog(database) if database is not None else None
     sender = Sender(target, logged)
     try:
-        for line in lines:
+        for number, line in enumerate(lines):
             key, _, text = line.partition(b" ")
             why = _sent(sender, text.decode(), int(key))
             answers.write(json.dumps(why).encode() + b"\n")
             answers.flush()
+            if not number:
+                gc.collect()
+                gc.freeze()  # MLflow is imported now: a tenth of each entry would go into looking through it
     finally:
         if log is not None:
             log.close()

@@ -71,5 +71,10 @@ def use(client: Any, run_id: str, what: Any, digest: str) -> None:
     """The run says which trace it replayed. The store keeps a dataset once an experiment."""
     from mlflow.entities import DatasetInput, InputTag
 
-    tags = [InputTag("mlflow.data.context", "replay"), InputTag("kvknee.trace_hash", digest)]
+    tags = [InputTag(name, word) for name, word in words_of(digest).items()]
     client.log_inputs(run_id, datasets=[DatasetInput(what, tags)])
+
+
+def words_of(digest: str) -> dict[str, str]:
+    """What a run says of the dataset that it uses."""
+    return {"mlflow.data.context": "replay", "kvknee.trace_hash": digest}

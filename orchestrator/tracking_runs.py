@@ -3,8 +3,10 @@
 import contextlib
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 OVER = ("FINISHED", "FAILED", "KILLED")
@@ -46,6 +48,27 @@ def files_of(uri: str, artifact_uri: str) -> Any:
     from mlflow.utils.uri import add_databricks_profile_info_to_artifact_uri
 
     return get_artifact_repository(add_databricks_profile_info_to_artifact_uri(artifact_uri, uri), tracking_uri=uri)
+
+
+class NewFolder:
+    """The artifacts of a run that stands nowhere yet, in a folder of this machine: nobody reads them before the run
+    is there, so that files are copied without the store's precautions. Speaks as MLflow's repositories do."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def log_artifact(self, local_file: str) -> None:
+        shutil.copyfile(local_file, self._folder / os.path.basename(local_file))
+
+
+def new_files_of(uri: str, artifact_uri: str) -> Any:
+    """As `files_of`, for a run that is not there before its files are."""
+    if artifact_uri.startswith("file:"):
+        from mlflow.utils.file_utils import local_file_uri_to_path
+
+        return NewFolder(Path(local_file_uri_to_path(artifact_uri)))
+    return files_of(uri, artifact_uri)
 
 
 @dataclass(slots=True)

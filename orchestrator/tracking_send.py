@@ -5,7 +5,7 @@ nobody may have been carried out all the same.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from orchestrator.origin import origin_tags
 from orchestrator.redaction import redacted
 from orchestrator.series import series_of
 from orchestrator.tracking_files import keep_files, shown
+from orchestrator.tracking_rows import Point, Rows, WholeRun, id_of, rows_of
 from orchestrator.tracking_runs import (
     OVER,
     Child,
@@ -38,6 +39,7 @@ from orchestrator.tracking_runs import (
     experiment_of,
     files_of,
     known_children,
+    new_files_of,
 )
 
 _PARAMS_A_BATCH, _METRICS_A_BATCH = 100, 900  # of at most 1,000 entities together
@@ -71,6 +73,7 @@ class Sender:
         self._target, self._logged = target, logged
         self._client: Any = None
         self._experiment = self._parent = ""
+        self._rows: Rows | None = None  # the tables themselves, where no server stands between
         self._children: dict[tuple[str, str], Child] = {}  # by trial and attempt
         self._sent_again: set[tuple[str, str]] = set()
         self._dataset: tuple[Any, str] | None = None  # the sweep's trace and its hash
@@ -109,31 +112,69 @@ class Sender:
         self._parent = parent.info.run_id
         self._dataset = self._dataset or dataset_of(parent)
         self._children = known_children(client, self._experiment, self._parent)
+        self._rows = rows_of(client)
         self._client = client
 
     def _send_trial(self, entry: TrialEntry) -> None:
         tags = shown(tags_of(entry))
         known = tags["kvknee.trial"], tags["kvknee.attempt"]
         child = self._children.get(known)
-        if (
-            child is not None
-            and child.status in OVER
-            and not (self._target.again and known not in self._sent_again)
-        ):
-            return  # the status is written last: all of it is there
+        # The status is written last: of a run that is over, all is there.
+        once_more = self._target.again and known not in self._sent_again
         if child is None:
-            name = f"trial {entry.number:04d}" + (f" attempt {entry.attempt}" if entry.attempt > 1 else "")
             tags |= {"mlflow.parentRunId": self._parent, **self._origin}
-            made = self._client.create_run(self._experiment, entry.started_ms, tags, name)
-            child = self._children[known] = Child(made.info.run_id, made.info.artifact_uri)
-        run_id = child.run_id
-        self._log_files(child, entry)
-        self._say_trace(child)
-        metrics = {} if entry.result is None else metrics_of(entry.result)
-        self._log(run_id, params_of(entry.spec), [*_scalars(metrics, entry.ended_ms), *self._series(entry)])
-        self._client.set_terminated(run_id, run_status(entry), entry.ended_ms)
-        child.status = run_status(entry)
+            child = self._children[known] = self._put_whole(entry, tags) or self._made(entry, tags)
+            once_more = False
+        if child.status not in OVER or once_more:
+            self._fill(child, entry)
         self._sent_again.add(known)
+
+    def _put_whole(self, entry: TrialEntry, tags: dict[str, str]) -> Child | None:
+        """Its run in one transaction, files first; None where it has to be made call by call."""
+        if self._rows is None:
+            return None
+        uses = None
+        if self._dataset is not None:
+            dataset, digest = self._dataset
+            known = self._rows.dataset_id(self._experiment, dataset)
+            if known is None:
+                return None
+            uses = known, content.words_of(digest)
+        run_id = id_of(self._target.sweep_id, tags["kvknee.trial"], tags["kvknee.attempt"])
+        place = self._rows.artifacts_of(self._experiment, run_id)
+        child = Child(run_id, place, run_status(entry), knows_trace=uses is not None)
+        if left_out := self._keep_files(new_files_of(self._target.uri, child.artifact_uri), entry):
+            tags = {**tags, "kvknee.left_out": left_out}
+        run = WholeRun(
+            run_id, self._experiment, child.artifact_uri, _name_of(entry), child.status,
+            (entry.started_ms, entry.ended_ms), tags, shown(params_of(entry.spec)), self._metrics(entry), uses,
+        )  # fmt: skip
+        return child if self._rows.put(run) else None
+
+    def _made(self, entry: TrialEntry, tags: Mapping[str, str]) -> Child:
+        made = self._client.create_run(self._experiment, entry.started_ms, tags, _name_of(entry))
+        return Child(made.info.run_id, made.info.artifact_uri)
+
+    def _fill(self, child: Child, entry: TrialEntry) -> None:
+        """A run that stands there: its files, what was asked and measured, and last that it is over."""
+        if left_out := self._keep_files(files_of(self._target.uri, child.artifact_uri), entry):
+            self._client.set_tag(child.run_id, "kvknee.left_out", left_out)
+        self._say_trace(child)
+        self._log(child.run_id, params_of(entry.spec), self._metrics(entry))
+        self._client.set_terminated(child.run_id, run_status(entry), entry.ended_ms)
+        child.status = run_status(entry)
+
+    def _keep_files(self, repository: Any, entry: TrialEntry) -> str:
+        """-> what was left out, in words."""
+        return ", ".join(keep_files(repository, entry, self._logged.table_bytes))
+
+    def _metrics(self, entry: TrialEntry) -> list[Point]:
+        scalars = {} if entry.result is None else metrics_of(entry.result)
+        series = series_of(entry, self._logged.series_points)
+        return [
+            *_scalars(scalars, entry.ended_ms),
+            *(Point(f"series/{name}", value, entry.ended_ms, step) for name, step, value in series),
+        ]
 
     def _say_trace(self, child: Child) -> None:
         """Which dataset it replayed; not yet known where the sweep's own entry has to be sent again."""
@@ -141,25 +182,13 @@ class Sender:
             content.use(self._client, child.run_id, *self._dataset)
             child.knows_trace = True
 
-    def _log(self, run_id: str, params: Mapping[str, str], metrics: Sequence[Any]) -> None:
-        from mlflow.entities import Param
+    def _log(self, run_id: str, params: Mapping[str, str], metrics: Sequence[Point]) -> None:
+        from mlflow.entities import Metric, Param
 
         some_params = list(_param_chunks([Param(k, v) for k, v in sorted(shown(params).items())]))
-        some_metrics = list(_chunks(metrics, _METRICS_A_BATCH))
+        some_metrics = list(_chunks([Metric(*astuple(point)) for point in metrics], _METRICS_A_BATCH))
         for some, others in zip_longest(some_metrics, some_params, fillvalue=()):
             self._client.log_batch(run_id, metrics=some, params=others)
-
-    def _series(self, entry: TrialEntry) -> Iterator[Any]:
-        from mlflow.entities import Metric
-
-        for name, step, value in series_of(entry, self._logged.series_points):
-            yield Metric(f"series/{name}", value, entry.ended_ms, step)
-
-    def _log_files(self, child: Child, entry: TrialEntry) -> None:
-        repository = files_of(self._target.uri, child.artifact_uri)
-        left_out = keep_files(repository, entry, self._logged.table_bytes)
-        if left_out:
-            self._client.set_tag(child.run_id, "kvknee.left_out", ", ".join(left_out))
 
     def _send_sweep(self, entry: SweepEntry, newest: bool) -> None:
         """Params cannot change in MLflow: a resumed sweep's changed ones are kept as tags beside the first."""
@@ -214,11 +243,13 @@ class Sender:
 _REGISTERED = ("kvknee.trace_hash", "kvknee.outcome", "kvknee.sentence", "kvknee.winner", "kvknee.binding")
 
 
-def _scalars(values: Mapping[str, float], at_ms: int) -> Iterator[Any]:
-    from mlflow.entities import Metric
-
+def _scalars(values: Mapping[str, float], at_ms: int) -> Iterator[Point]:
     for key, value in sorted(values.items()):
-        yield Metric(key, value, at_ms, 0)
+        yield Point(key, value, at_ms)
+
+
+def _name_of(entry: TrialEntry) -> str:
+    return f"trial {entry.number:04d}" + (f" attempt {entry.attempt}" if entry.attempt > 1 else "")
 
 
 def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

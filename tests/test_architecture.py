@@ -15,7 +15,8 @@ HOMES = {
     "optuna": {"search_spaces/space.py", *(f"orchestrator/{room}.py" for room in ("study", "journal", "samplers"))},
     "ray": {f"orchestrator/ray_{room}.py" for room in ("slots", "crew", "places", "content", "session")},
     "mlflow": {
-        f"orchestrator/tracking_{room}.py" for room in ("check", "content", "recipe", "registry", "runs", "send")
+        f"orchestrator/tracking_{room}.py"
+        for room in ("check", "content", "recipe", "registry", "rows", "runs", "send")
     },
     "pandas": {"orchestrator/frames.py", "orchestrator/frames_gaps.py", "orchestrator/frames_load.py"},
     "matplotlib": {"orchestrator/plots.py"},

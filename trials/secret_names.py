@@ -6,6 +6,7 @@ What an engine needs of that kind is named in the spec and taken from the enviro
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -49,6 +50,7 @@ class NotSet(SpecError, OSError):
     """A secret that a spec names is not in the environment; a worker cannot be started."""
 
 
+@lru_cache(maxsize=4096)  # the same few hundred names, in every text that is looked through
 def looks_secret(name: str) -> bool:
     """Whether a variable or option of this name usually holds a secret: HF_TOKEN, dbPassword, api-key."""
     words = [word.lower() for word in _WORD.findall(name)]
@@ -63,8 +65,8 @@ def looks_secret(name: str) -> bool:
 
 def assigns_secret(found: re.Match[str]) -> bool:
     """Whether what ASSIGNED found, `api_key=...`, gives a secret away."""
-    plain = found["value"].startswith(REFERENCE) or _NO_SECRET.fullmatch(found["value"])
-    return not plain and looks_secret(found["name"])
+    value = found["value"]
+    return looks_secret(found["name"]) and not (value.startswith(REFERENCE) or _NO_SECRET.fullmatch(value))
 
 
 def secrets_in(values: Mapping[str, Any] | Sequence[Any], prefix: str = "", named: str = "") -> Iterator[str]:
