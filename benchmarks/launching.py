@@ -8,7 +8,8 @@ depends on steps alone, so nothing but times may differ; then every account of e
 latencies. Printed beside: what a trial costs from its submission to its answer.
 
 Asserted (exit 1): equal results of the simulator; equal ledgers of torch_paged; TPOT and ITL by fork against exec
-of the same round, within the noise of exec: the median of the rounds, and half of the range of exec's own, or 3 %.
+of the same round no more than 3 % apart as far as the rounds can tell: the 95 % interval of the median of their
+ratios reaches into that; and it is no wider than 10 % to either side, else the machine was too busy to tell.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from statistics import median
 
 import numpy as np
 import pyarrow.parquet as pq
+from scipy.stats import quantile_test
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -34,7 +36,7 @@ from trials.result import load_result
 from trials.spec import TrialSpec, trial_spec
 from trials.trace import make_trace, save_trace
 
-LEAST_NOISE = 0.03
+SAME, TELLS = 0.03, 0.10  # shares of a latency
 TIMES = ("start_ns", "duration_ns", "attention_ns")
 MODEL = {
     "num_layers": 4, "hidden_size": 256, "num_query_heads": 8, "num_kv_heads": 4, "head_dim": 64,
@@ -116,15 +118,17 @@ def differing(one: Path, other: Path) -> list[str]:
     return [difference.line for difference in compare_ledgers(a, b)]
 
 
-def noise(values: list[float]) -> float:
-    """Half of the range of one kind's rounds, as a share of their median; at least 3 %."""
-    return max(LEAST_NOISE, (max(values) - min(values)) / 2 / median(values))
+def apart(executed: list[float], forked: list[float]) -> tuple[float, float, float]:
+    """Median of the rounds' ratios, less one, and its 95 % interval: order statistics, no law of errors assumed."""
+    ratios = [two / one - 1 for one, two in zip(executed, forked, strict=True)]
+    around = quantile_test(ratios, q=0.0, p=0.5).confidence_interval(0.95)
+    return median(ratios), float(around.low), float(around.high)
 
 
 def main() -> int:
     """Run both engines, print, write JSON; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="kvknee-launching-"))
@@ -161,11 +165,13 @@ def judged(engine: str, kinds: dict[str, Kind]) -> list[str]:
         same = set(executed.results) == set(forked.results) and len(set(forked.results)) == 1
         return failed if same else [*failed, "simulator: results differ"]
     for name, a, b in (("TPOT", executed.tpot_ms, forked.tpot_ms), ("ITL", executed.itl_ms, forked.itl_ms)):
-        change = median(two / one for one, two in zip(a, b, strict=True)) - 1
-        allowed = noise(a)
-        print(f"{engine}: {name} p50 {median(a):.3f} ms by exec, {change:+.2%} by fork, noise {allowed:.2%}")
-        if abs(change) > allowed:
-            failed.append(f"{engine}: {name} differs by {change:+.2%}, more than {allowed:.2%}")
+        change, low, high = apart(a, b)
+        told = f"{change:+.2%} by fork, 95 % from {low:+.2%} to {high:+.2%}"
+        print(f"{engine}: {name} p50 {median(a):.3f} ms by exec, {told}")
+        if low > SAME or high < -SAME:
+            failed.append(f"{engine}: {name} differs: {told}")
+        if not high - low <= 2 * TELLS:
+            failed.append(f"{engine}: {name}: too few rounds, or a machine too busy, to tell: {told}")
     return failed
 
 
