@@ -208,6 +208,8 @@ class Sender:
         finite = {k: v for k, v in entry.metrics if np.isfinite(v)}
         self._log(self._parent, fresh, list(_scalars(finite, entry.ended_ms or run.info.start_time)))
         self._keep_outcome(entry, newest)
+        if run.info.run_name != (name := redacted(entry.name)):  # a trial was sent before it, and knew no name
+            self._client.update_run(self._parent, name=name)
         if newest and entry.status == "RUNNING":
             self._client.update_run(self._parent, status="RUNNING")
         elif newest:  # otherwise a later entry has told already how it stands

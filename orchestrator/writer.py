@@ -65,7 +65,10 @@ class SpoolWriter:
         return key
 
     def close(self, timeout_s: float) -> int:
-        """Try once more what is left, for at most `timeout_s` -> entries unsent. May be called twice."""
+        """Try what is left, each until two rounds in a row were in vain, for at most `timeout_s` -> entries unsent.
+
+        May be called twice.
+        """
         self._closing.set()
         with self._changed:
             self._changed.notify()
@@ -83,7 +86,7 @@ class SpoolWriter:
                 self._spool.close()
 
     def _until_closed(self, connection: Connection) -> None:
-        pause_s = 0.0
+        pause_s, in_vain = 0.0, 0
         while True:
             if pause_s:
                 self._closing.wait(pause_s)
@@ -93,8 +96,9 @@ class SpoolWriter:
             closing = self._closing.is_set()
             if left:
                 sent = self._round(connection)
+                in_vain = 0 if sent else in_vain + 1
                 pause_s = 0.0 if sent else min(_LONGEST_PAUSE_S, max(1.0, 2 * pause_s))
-            if closing and (not left or not sent):
+            if closing and (not left or in_vain > 1):  # what failed once may have come too early
                 return
 
     def _round(self, connection: Connection) -> int:

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -292,3 +293,32 @@ def test_entries_that_the_disk_refuses_are_held_and_sent(tmp_path: Path, monkeyp
     assert writer.close(10) == 0
     assert sorted(carrier.went) == ["0", "1", "2", "3", "4"]
     assert "no space left" in writer.trouble
+
+
+def test_an_entry_that_fails_once_while_it_closes_is_tried_again(tmp_path: Path) -> None:
+    class Once(Carrier):
+        def send(self, text: str, key: int) -> None:
+            if text not in seen:
+                seen.append(text)
+                raise ConnectionError("an answer was lost")
+            super().send(text, key)
+
+    def when_closing() -> Carrier:
+        closing.wait(10)
+        return carrier
+
+    seen: list[str] = []
+    carrier, closing = Once(), threading.Event()
+    writer = SpoolWriter(Spool(tmp_path), when_closing)
+    writer.put(SweepEntry("late"))
+    threading.Timer(0.2, closing.set).start()
+    assert writer.close(10) == 0, writer.trouble
+    assert carrier.went == ["late"]
+
+
+def test_a_sweep_is_called_by_its_name_though_a_trial_was_sent_first(mlflow_uri: str, tmp_path: Path) -> None:
+    tracker = MlflowTracker(tmp_path / "folder", uri=mlflow_uri)
+    tracker.record(entry_of(tmp_path / "folder", 1, 1, result_of()))
+    tracker.record(SweepEntry("its name"))
+    assert tracker.close(60) == 0, tracker.trouble
+    assert Seen(mlflow_uri, tmp_path / "folder").parent.info.run_name == "its name"
