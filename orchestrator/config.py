@@ -22,6 +22,7 @@ from search_spaces.objective import OBJECTIVES
 from search_spaces.screen import Screen
 from search_spaces.space import Space, SpaceSpec, Value
 from trials.fingerprint import spec_hash
+from trials.secret_names import secrets_in
 from trials.spec import MODELLED, Number, TrialSpec, Window
 from trials.units import nearest
 
@@ -92,6 +93,16 @@ class SweepConfig(TrialSpec):
         ladder = self.measure.ladder
         if ladder is not None and ladder.unraced != ladder:
             raise ValueError("measure.ladder: beat and near are set by the race of a sweep, trial by trial")
+        return self
+
+    @model_validator(mode="after")
+    def _holds_no_secret(self) -> "SweepConfig":
+        """All of it is written to sweep.yaml and the recipe, and shown; only tracking.uri is kept without."""
+        if found := next(secrets_in(self.model_dump(mode="json", exclude={"tracking"})), None):
+            raise ValueError(
+                f"{found} looks like a secret, and a sweep is copied to reports and servers: leave it out; what an "
+                "engine needs of that kind goes into engine.env as `NAME: env:NAME`"
+            )
         return self
 
     @property

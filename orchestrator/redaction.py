@@ -5,7 +5,15 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from trials.secret_names import ASSIGNED, BEARER, URI_PASSWORD, assigns_secret, looks_secret
+from trials.secret_names import (
+    ASSIGNED,
+    BEARER,
+    URI_PASSWORD,
+    URI_USER,
+    assigns_secret,
+    looks_secret,
+    looks_token,
+)
 
 HIDDEN = "***"
 _SHORTEST = 6  # a shorter value would be found in half of all words
@@ -13,7 +21,7 @@ _QUERY = re.compile(r"(?P<before>[?&](?P<name>[A-Za-z][\w\-]{0,80})=)(?P<value>[
 
 
 def without_password(uri: str) -> str:
-    """A URI as it may be shown: `postgresql://user:***@host/db`; also `?password=`."""
+    """A URI as it may be shown: `postgresql://user:***@host/db`, `https://***@host`; also `?password=`."""
     return redacted(uri, {})
 
 
@@ -23,6 +31,7 @@ def redacted(text: str, env: Mapping[str, str] | None = None, named: bool = True
     `named` False leaves what only a name before it makes a secret (`token: abc`): for words that are our own.
     """
     text = URI_PASSWORD.sub(rf"\g<before>:{HIDDEN}@", text)
+    text = URI_USER.sub(_hide_user, text)
     text = BEARER.sub(rf"\1{HIDDEN}", text)
     text = _QUERY.sub(_hide_asked, text)
     if named:
@@ -30,6 +39,11 @@ def redacted(text: str, env: Mapping[str, str] | None = None, named: bool = True
     for value in secret_values(os.environ if env is None else env):
         text = text.replace(value, HIDDEN)
     return text
+
+
+def _hide_user(found: re.Match[str]) -> str:
+    """A token in the place of a URI's user."""
+    return f"{found['before']}{HIDDEN}{found['after']}" if looks_token(found["user"]) else found[0]
 
 
 def _hide_asked(found: re.Match[str]) -> str:
@@ -44,7 +58,8 @@ def _hide_assigned(found: re.Match[str]) -> str:
 
 
 def secret_values(env: Mapping[str, str]) -> list[str]:
-    """Values of variables whose names look secret, longest first; and passwords of URIs in any variable."""
+    """Values of variables whose names look secret, longest first; and passwords and tokens of URIs in
+    any variable."""
     return list(_secret_values(frozenset(env.items())))
 
 
@@ -52,5 +67,7 @@ def secret_values(env: Mapping[str, str]) -> list[str]:
 def _secret_values(env: frozenset[tuple[str, str]]) -> tuple[str, ...]:
     found = {value for name, value in env if looks_secret(name)}
     found |= {match["password"] for _, value in env for match in URI_PASSWORD.finditer(value)}
+    users = (match["user"] for _, value in env for match in URI_USER.finditer(value))
+    found |= {user for user in users if looks_token(user)}
     kept = (v for v in found if len(v) >= _SHORTEST and v != HIDDEN and not v.startswith("/"))
     return tuple(sorted(kept, key=len, reverse=True))

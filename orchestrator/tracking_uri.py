@@ -1,7 +1,8 @@
 """Where runs are remembered, as a URI: made absolute, kept without its password, and given it back when it is used.
 
-`env:NAME` takes the whole URI from the environment. A stored URI has `***` for its password; the true one is then
-looked for in MLFLOW_TRACKING_URI. User and password of a server may also stand in MLflow's own variables.
+`env:NAME` takes the whole URI from the environment. A stored URI has `***` for its password, or for a token
+in its user's place; the true one is then looked for in MLFLOW_TRACKING_URI. User and password of a server may also
+stand in MLflow's own variables.
 """
 
 import os
@@ -56,12 +57,12 @@ def revealed(uri: str, env: Mapping[str, str] = os.environ) -> str:
         if not env.get(name):
             raise SpecError(f"tracking.uri: {uri}: {name} is not set; export {name}=URI of the tracking server")
         return settled(env[name], Path.cwd())
-    if f":{HIDDEN}@" not in uri and f"={HIDDEN}" not in uri:
+    if not any(hidden in uri for hidden in (f"//{HIDDEN}", f":{HIDDEN}@", f"={HIDDEN}")):
         return uri
     whole = env.get(VARIABLE, "")
     if without_password(whole) != uri:
         raise SpecError(
-            f"tracking.uri: {uri}: its password is not kept on disk; export {VARIABLE} with the whole URI "
+            f"tracking.uri: {uri}: its password or token is not kept on disk; export {VARIABLE} with the whole URI "
             f"of the same server, or write tracking: {{uri: env:NAME}}"
         )
     return whole

@@ -39,6 +39,16 @@ _LOCATORS = {"path", "file", "dir", "folder", "mode", "name", "id", "ids", "type
 URI_PASSWORD = re.compile(
     r"(?P<before>(?<![\w+.\-])[a-zA-Z][\w+.\-]{0,40}://[^\s/:@'\"]{0,200}):(?P<password>[^\s/'\"]+)@"
 )  # up to the last @: a password that holds one is no valid URI, and written all the same
+URI_USER = re.compile(
+    r"(?P<before>(?<![\w+.\-])[a-zA-Z][\w+.\-]{0,40}://)(?P<user>[^\s/:@'\"]{1,400})(?P<after>(?::[^\s/'\"]*)?@)"
+)
+# Code hosts take a token in the user's place. It is told from a user by its form alone: how those who give tokens
+# begin them (GitHub, GitLab, Hugging Face, Slack, OpenAI), or so long, and letters and digits so mixed, that nobody
+# chose it. Names that people choose have no more than a digit or two at the end of a word: they stay readable.
+_TOKEN = re.compile(r"(?i)(gh[a-z]_|github_pat_|glpat-|hf_|xox[a-z]-|sk-)\S+")
+_LONG = re.compile(r"[\w\-]{20,}")
+_MIXED = re.compile(r"[A-Za-z](?=\d)|\d(?=[A-Za-z])")
+_MOST_MIXED = 3
 BEARER = re.compile(r"(?i)(\bbearer\s+)[\w.~+/=\-]{8,4000}")
 ASSIGNED = re.compile(
     r"(?P<name>(?<![\w\-])-{0,2}[A-Za-z][\w\-]{0,80})(?P<sign>=|:\s*|['\"]:\s*)(?P<quote>['\"]?)(?P<value>[^\s'\"&,;}]+)"
@@ -69,10 +79,15 @@ def assigns_secret(found: re.Match[str]) -> bool:
     return looks_secret(found["name"]) and not (value.startswith(REFERENCE) or _NO_SECRET.fullmatch(value))
 
 
+def looks_token(user: str) -> bool:
+    """Whether what stands in the user's place of a URI, `https://USER@host`, is a token and no name."""
+    return bool(_TOKEN.match(user)) or (bool(_LONG.fullmatch(user)) and len(_MIXED.findall(user)) > _MOST_MIXED)
+
+
 def secrets_in(values: Mapping[str, Any] | Sequence[Any], prefix: str = "", named: str = "") -> Iterator[str]:
     """Keys, `a.b`, of texts that look like secrets and are no reference; and of texts that hold one: a URI's
-    password, `Bearer ...`, `--api-key=...`, `{"token": ...}`. Of a list, the list's key: what stands in it as
-    `--api-key` names what comes next."""
+    password or token, `Bearer ...`, `--api-key=...`, `{"token": ...}`. Of a list, the list's key: what stands in
+    it as `--api-key` names what comes next."""
     if isinstance(values, Mapping):
         items = [(f"{prefix}{key}", str(key), value) for key, value in values.items()]
     else:
@@ -90,7 +105,8 @@ def secrets_in(values: Mapping[str, Any] | Sequence[Any], prefix: str = "", name
 
 def _gives_away(text: str) -> bool:
     held = URI_PASSWORD.search(text) or BEARER.search(text)
-    return bool(held) or any(assigns_secret(found) for found in ASSIGNED.finditer(text))
+    users = any(looks_token(found["user"]) for found in URI_USER.finditer(text))
+    return bool(held) or users or any(assigns_secret(found) for found in ASSIGNED.finditer(text))
 
 
 def dereferenced(env: Mapping[str, str], around: Mapping[str, str]) -> dict[str, str]:

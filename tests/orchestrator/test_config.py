@@ -129,6 +129,20 @@ def test_bad_input_is_refused_with_words_before_anything_runs(tmp_path, sets, wo
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "sets",
+    [
+        "calibration.api_key=hf_abcdefgh", "calibration.found={by: 'https://ghp_hf_abcdefgh@host/x'}",
+        "executor.content='s3://me:hf_abcdefgh@bucket'", "executor.slot.labels={token: hf_abcdefgh}",
+        "screen={step_time: 'table:https://hf_abcdefgh@host/t.json'}",
+    ],
+)  # fmt: skip
+def test_a_sweep_with_a_secret_is_refused_and_the_words_do_not_repeat_it(tmp_path, sets):
+    with pytest.raises(SpecError, match="looks like a secret, and a sweep is copied") as refused:
+        make_sweep(tmp_path, sets)
+    assert "hf_abcdefgh" not in str(refused.value)
+
+
 def test_goodput_that_cannot_be_read_is_refused(tmp_path):
     make_sweep(tmp_path)
     with pytest.raises(SpecError, match="goodput"):

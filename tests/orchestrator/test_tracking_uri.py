@@ -9,6 +9,7 @@ from fake_rooms import make_sweep
 
 from orchestrator import cli_sweep
 from orchestrator.cli_sweep import run_sweep
+from orchestrator.config import TrackingSpec
 from orchestrator.folder import SweepFolder
 from orchestrator.opening import check_tracking, prepare_folder
 from orchestrator.sweep_file import stored_sweep, sweep_yaml
@@ -50,11 +51,23 @@ def test_a_folder_is_no_database(tmp_path: Path) -> None:
 def test_a_password_is_taken_from_the_environment_of_the_same_server_only() -> None:
     assert revealed(SHOWN, {"MLFLOW_TRACKING_URI": DSN}) == DSN
     for env in ({}, {"MLFLOW_TRACKING_URI": "postgresql://me:s3cret-pw@other/runs"}):
-        with pytest.raises(SpecError, match="its password is not kept on disk"):
+        with pytest.raises(SpecError, match="its password or token is not kept on disk"):
             revealed(SHOWN, env)
     assert revealed("env:WHERE", {"WHERE": DSN}) == DSN
     with pytest.raises(SpecError, match="WHERE is not set"):
         revealed("env:WHERE", {})
+
+
+def test_a_token_in_the_users_place_is_not_kept_either_and_taken_from_the_environment() -> None:
+    for whole, kept in (
+        ("https://glpat-s3cret@host/mlflow", "https://***@host/mlflow"),
+        ("https://ghp_s3cret:@host/mlflow", "https://***:@host/mlflow"),
+    ):
+        spec = TrackingSpec(uri=whole)
+        assert spec.model_dump()["uri"] == kept
+        assert revealed(kept, {"MLFLOW_TRACKING_URI": whole}) == whole
+        with pytest.raises(SpecError, match="is not kept on disk"):
+            revealed(kept, {})
 
 
 def test_sweep_yaml_holds_the_uri_without_its_password_and_reads_back(tmp_path: Path) -> None:

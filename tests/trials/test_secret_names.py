@@ -43,6 +43,7 @@ def asked(**engine: object) -> dict[str, object]:
         {"args": {"hf_token": "hf_abcdefgh"}},
         {"args": {"nested": {"api_key": "hf_abcdefgh"}}},
         {"env": {"HTTPS_PROXY": "http://me:hf_abcdefgh@proxy:3128"}},
+        {"args": {"index": "https://hf_abcdefgh@host/simple"}},
         {"args": {"headers": ["Authorization: Bearer hf_abcdefgh"]}},
         {"args": {"servers": [{"api_key": "hf_abcdefgh"}]}},
         {"args": {"servers": [["http://me:hf_abcdefgh@host"]]}},
@@ -74,5 +75,6 @@ def test_lists_and_texts_without_a_secret_stay() -> None:
     args = {
         "stop": ["</s>", "eos_token: 7"], "flags": ["--api-key", "env:KEY", "--token", "--max-tokens", "5"],
         "config": '{"kv_connector": "a:b", "tokens": "many"}', "served": ["http://host:8000/a@b"],
+        "store": "postgresql://kv@host/db",
     }  # fmt: skip
     assert list(secrets_in(args)) == []
