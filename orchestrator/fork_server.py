@@ -2,22 +2,27 @@
 
 Run as a script by path, `python -P fork_server.py SOCKET_FD`, in the environment that a worker would get. It speaks
 JSON lines over the socket, one question at a time: `{"worker": [...], "engine": name}` -> `{"threads": n}` or
-`{"error": words}`; `{"argv": [...], "cwd": path, "cores": [...]}` with four descriptors (the guard's stdin, the
-worker's stdout, the log, the status pipe) -> `{"pid": n}`; `{"reap": pid}` -> `{"reaped": pid}`. Until a guard is
-reaped its process id is its own. When the socket ends, so does the server; its guards see to the rest.
+`{"error": words}`; `{"argv": [...], "cwd": path, "cores": [...]}` with three descriptors (the worker's stdout, the
+log, the status pipe) -> `{"pid": n}`; `{"reap": pid}`, which kills its group first -> `{"reaped": pid}`. A worker
+leads a session and a group; until it is reaped its process id is its own. How it ended is written to its status
+pipe: its exit code, negative where a signal killed it. The process that is executed becomes the keeper (keeper.py)
+of the server that it forks; either of them, when the other is gone or the socket ends, kills every group.
 """
 
+import contextlib
 import gc
 import importlib
 import importlib.util
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,9 +30,9 @@ from typing import Any
 _MESSAGE_BYTES = 1 << 20
 
 
-def _guard_module() -> ModuleType:
-    """guard.py beside this file; the package that both belong to is not on a worker's path."""
-    spec = importlib.util.spec_from_file_location("kvknee_guard", Path(__file__).with_name("guard.py"))
+def _beside(name: str) -> ModuleType:
+    """A module beside this file; the package that both belong to is not on a worker's path."""
+    spec = importlib.util.spec_from_file_location(f"kvknee_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -58,30 +63,56 @@ def num_threads() -> int:
         return threading.active_count()
 
 
-class Server:
-    """One launcher's questions, answered in order until it hangs up."""
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """A forked process that was not reaped yet, and where to say how it ended."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._guard = _guard_module()
+    pid: int
+    status: int
+
+
+class Server:
+    """One launcher's questions, answered in order until it hangs up or the keeper is gone."""
+
+    def __init__(self, connection: socket.socket, guard: ModuleType, keeper: ModuleType, prctl: Any) -> None:
+        self._connection, self._guard, self._keeper, self._prctl = connection, guard, keeper, prctl
+        self._poll = select.poll()
+        self._running: dict[int, _Worker] = {}  # by pidfd
+        self._pids: set[int] = set()  # not reaped
         self._entry: Callable[[list[str]], object] = lambda _: 127
         self._name = ""
 
     def serve(self) -> None:
-        while True:
-            asked, fds = self._receive()
-            if not asked:
-                return
-            if "worker" in asked:
-                self._say(self._get_ready(asked))
-            elif "reap" in asked:
-                os.waitpid(asked["reap"], 0)
-                self._say({"reaped": asked["reap"]})
-            else:
-                self._say({"pid": self._fork(asked, fds)})
+        """Returns when nobody asks any more, or nobody would see to the workers; they are killed before that."""
+        self._poll.register(self._connection, select.POLLIN)
+        self._poll.register(os.pidfd_open(os.getppid()), select.POLLIN)
+        try:
+            while True:
+                for fd, _ in self._poll.poll():
+                    if fd in self._running:
+                        self._report(fd)
+                    elif fd != self._connection.fileno() or not self._answer():
+                        return
+        finally:
+            for pid in self._pids:
+                self._keeper.kill_group(pid)
+
+    def _answer(self) -> bool:
+        """One question; False where the launcher has hung up."""
+        asked, fds = self._receive()
+        if "worker" in asked:
+            self._say(self._get_ready(asked))
+        elif "reap" in asked:
+            self._keeper.kill_group(asked["reap"])
+            os.waitpid(asked["reap"], 0)
+            self._pids.discard(asked["reap"])
+            self._say({"reaped": asked["reap"]})
+        elif asked:
+            self._say({"pid": self._fork(asked, fds)})
+        return bool(asked)
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        text, fds, _, _ = socket.recv_fds(self._connection, _MESSAGE_BYTES, 4)
+        text, fds, _, _ = socket.recv_fds(self._connection, _MESSAGE_BYTES, 3)
         while text and not text.endswith(b"\n"):
             text += self._connection.recv(_MESSAGE_BYTES)
         return (json.loads(text) if text else {}), list(fds)
@@ -100,26 +131,41 @@ class Server:
         return {"threads": num_threads()}
 
     def _fork(self, asked: dict[str, Any], fds: list[int]) -> int:
-        guard = os.fork()
-        if guard == 0:
+        server, worker = os.getpid(), os.fork()
+        if worker == 0:
             try:
-                self._become_guard(asked, fds)
+                self._become_worker(asked, fds, server)
             finally:
                 os._exit(127)
-        for fd in fds:
+        for fd in fds[:2]:
             os.close(fd)
-        return guard
+        self._pids.add(worker)
+        ended = os.pidfd_open(worker)
+        self._running[ended] = _Worker(worker, fds[2])
+        self._poll.register(ended, select.POLLIN)
+        return worker
 
-    def _become_guard(self, asked: dict[str, Any], fds: list[int]) -> None:
+    def _report(self, ended: int) -> None:
+        """Say how a worker ended. It is not reaped, so its process id stays its own."""
+        worker = self._running.pop(ended)
+        self._poll.unregister(ended)
+        os.close(ended)
+        how = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        assert how is not None
+        code = how.si_status if how.si_code == os.CLD_EXITED else -how.si_status
+        with contextlib.suppress(BrokenPipeError):  # it was given up meanwhile
+            os.write(worker.status, f"{code}\n".encode())
+        os.close(worker.status)
+
+    def _become_worker(self, asked: dict[str, Any], fds: list[int], server: int) -> None:
         os.setsid()
-        status = os.dup(fds[3])
-        for fd, target in zip(fds[:3], (0, 1, 2), strict=True):
+        self._guard.die_with(server, self._prctl)
+        for fd, target in zip((os.open(os.devnull, os.O_RDONLY), *fds[:2]), (0, 1, 2), strict=True):
             os.dup2(fd, target)
-        os.closerange(3, status)
-        os.closerange(status + 1, 1 << 12)
+        os.closerange(3, 1 << 12)
         os.chdir(asked["cwd"])
         self._guard.pin(asked["cores"])
-        self._guard.stand(status, lambda: self._work(asked["argv"]))
+        self._work(asked["argv"])
 
     def _work(self, arguments: list[str]) -> None:
         """In the forked worker: what the interpreter would do, and its exit code."""
@@ -145,5 +191,12 @@ class Server:
             raise SystemExit(value)
 
 
+def main() -> None:
+    """Never returns."""
+    guard, keeper = _beside("guard"), _beside("keeper")
+    connection, prctl = socket.socket(fileno=int(sys.argv[1])), guard.prctl()
+    keeper.keep(connection, prctl, Server(connection, guard, keeper, prctl).serve)
+
+
 if __name__ == "__main__":
-    Server(socket.socket(fileno=int(sys.argv[1]))).serve()
+    main()

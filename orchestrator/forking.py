@@ -8,6 +8,7 @@ reason in words, and the trial gets a new interpreter instead.
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from trials.spec import TrialSpec
 _SERVER = Path(__file__).with_name("fork_server.py")
 _READY_S = 120.0  # imports, on a machine that does much else
 _ANSWER_S = 30.0
+_END_S = 10.0  # it takes milliseconds
 
 
 class CannotFork(RuntimeError):
@@ -57,32 +59,36 @@ class ForkServer:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        """Whether it can still be asked; where not, the process ids that it told may be anybody's by now."""
+        if self._process.poll() is not None:
+            return False
+        hung_up = select.poll()
+        hung_up.register(self._socket, 0)
+        return not hung_up.poll(0)
 
     @property
     def pid(self) -> int:
+        """Of its keeper, whose child it is."""
         return self._process.pid
 
     def start(self, arguments: Sequence[str], cwd: Path, log: IO[bytes], cores: Sequence[int]) -> Guarded:
-        """A forked worker behind a forked guard, led as one that was executed."""
-        stdin_theirs, stdin_ours = os.pipe()
+        """A forked worker, led as one that was executed."""
         stdout_ours, stdout_theirs = os.pipe()
         status_ours, status_theirs = os.pipe()
-        theirs = (stdin_theirs, stdout_theirs, log.fileno(), status_theirs)
         asked = {"argv": list(arguments), "cwd": str(cwd), "cores": list(cores)}
         try:
-            pid = self._ask(asked, theirs)["pid"]
+            pid = self._ask(asked, (stdout_theirs, log.fileno(), status_theirs))["pid"]
         except BaseException:
-            for fd in (stdin_ours, stdout_ours, status_ours):
-                os.close(fd)
+            os.close(stdout_ours)
+            os.close(status_ours)
             raise
         finally:
-            for fd in (stdin_theirs, stdout_theirs, status_theirs):
-                os.close(fd)
-        return Guarded(pid, stdin_ours, stdout_ours, status_ours, lambda: self._reap(pid), lambda: self.alive)
+            os.close(stdout_theirs)
+            os.close(status_theirs)
+        return Guarded(pid, stdout_ours, status_ours, lambda: self._reap(pid), lambda: self.alive)
 
     def _reap(self, pid: int) -> None:
-        """The guard is dying; a server that cannot say so is of no use any more."""
+        """A server that cannot do it is of no use any more, and its keeper has killed the worker."""
         with contextlib.suppress(CannotFork):
             self._ask({"reap": pid})
 
@@ -106,10 +112,13 @@ class ForkServer:
         return answer
 
     def close(self) -> None:
-        """End the server. Guards that it forked end their groups when their launcher lets go of them."""
+        """End the server and all that it forked: its keeper does, once this end hangs up."""
         self._socket.close()
-        self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 class ForkServers:
@@ -148,8 +157,8 @@ class ForkServers:
 
 def why_not(spec: TrialSpec, worker: tuple[str, ...]) -> str:
     """Why trials of this spec are not forked; empty where they may be."""
-    if not sys.platform.startswith("linux"):
-        return f"nothing is forked on {sys.platform}"
+    if not hasattr(os, "pidfd_open"):
+        return f"nothing is forked on {sys.platform}, which has no pidfd_open"
     if spec.engine.name not in FORKABLE or spec.engine.device != "cpu":
         return f"engine {spec.engine.name} on {spec.engine.device} gets an interpreter of its own"
     if worker[-2:-1] != ("-m",) and not worker[-1].endswith(".py"):

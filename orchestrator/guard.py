@@ -1,11 +1,11 @@
 """Stands between the launcher and a worker, so that nothing of a trial outlives whoever started it.
 
 Run as a script by path: `python -I -S guard.py STATUS_FD CORES COMMAND...`, leader of a new process group, stdin a
-pipe whose other end only the launcher holds; a fork server becomes one by calling `stand`. It starts the worker in
-its own group, writes the worker's exit code (negative: killed by that signal) to STATUS_FD, and stays until its
-stdin ends. Then it kills the whole group: after a trial, and also when the launcher itself is killed, since the
-kernel closes the pipe. Works for grandchildren, which PR_SET_PDEATHSIG alone does not; that one is set too, on
-Linux, in case the guard itself is killed. CORES: `0,1`, or `-` for whatever the machine gives.
+pipe whose other end only the launcher holds. It starts the worker in its own group, writes the worker's exit code
+(negative: killed by that signal) to STATUS_FD, and stays until its stdin ends. Then it kills the whole group: after
+a trial, and also when the launcher itself is killed, since the kernel closes the pipe. Works for grandchildren,
+which PR_SET_PDEATHSIG alone does not; that one is set too, on Linux, in case the guard itself is killed. CORES:
+`0,1`, or `-` for whatever the machine gives. A fork server's workers share one guard: keeper.py.
 """
 
 import os
@@ -15,15 +15,28 @@ from collections.abc import Callable
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+Prctl = Callable[[int, int], object]
 
 
-def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; where it cannot, the pipe alone must do."""
+def prctl() -> Prctl | None:
+    """The system call; None where there is none."""
     if not sys.platform.startswith("linux"):
-        return
+        return None
     import ctypes
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    found: Prctl = ctypes.CDLL(None).prctl
+    return found
+
+
+def die_with(parent: int, call: Prctl | None = None) -> None:
+    """Ask the kernel to kill this process when its parent dies; where it cannot, the pipe alone must do.
+
+    `call`: what `prctl` gave, where many processes are forked and should not each look for it.
+    """
+    call = call or prctl()
+    if call is None:
+        return
+    call(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the kernel knew
         os._exit(1)
 
@@ -41,8 +54,8 @@ def _execute(command: list[str]) -> None:
         os.write(2, f"cannot start {command[0]}: {error}\n".encode())
 
 
-def stand(status: int, become: Callable[[], None]) -> None:
-    """Fork a worker that calls `become`, and guard it; never returns. Call it with one thread, leading a group."""
+def stand(status: int, command: list[str]) -> None:
+    """Start `command` as a worker, and guard it; never returns. Call it with one thread, leading a group."""
     for number in _SIGNALS:  # the group gets SIGTERM first; the guard must see the worker's end
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(status, False)
@@ -50,12 +63,11 @@ def stand(status: int, become: Callable[[], None]) -> None:
     worker = os.fork()
     if worker == 0:
         try:
-            os.close(status)
             die_with(guard)
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            become()
+            _execute(command)
         finally:
             os._exit(127)
     import _thread
@@ -74,4 +86,4 @@ def _report(worker: int, status: int) -> None:
 
 if __name__ == "__main__":
     pin([int(core) for core in sys.argv[2].split(",") if core != "-"])
-    stand(int(sys.argv[1]), lambda: _execute(sys.argv[3:]))
+    stand(int(sys.argv[1]), sys.argv[3:])

@@ -32,17 +32,16 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A guard as its launcher holds it: its group, and our ends of its stdin, its stdout and its report.
+    """A group as its launcher holds it: the process that leads it, and our ends of its stdout and of the report.
 
-    `reap` waits until the guard is gone and gives its process id back. `owned`: the id is still the guard's own;
-    where it may be anybody's by now, it is not signalled.
+    `let_go` ends what is left of the group and gives its id back. `owned`: the id is still the leader's own; where
+    it may be anybody's by now, it is not signalled.
     """
 
     pid: int
-    stdin: int
     stdout: int
     status: int
-    reap: Callable[[], object]
+    let_go: Callable[[], object]
     owned: Callable[[], bool] = lambda: True
 
 
@@ -69,12 +68,17 @@ def start_by_exec(
         raise
     finally:
         os.close(writing)
-    assert guard.stdin is not None
     assert guard.stdout is not None
-    stdin, stdout = os.dup(guard.stdin.fileno()), os.dup(guard.stdout.fileno())
-    guard.stdin.close()
+    stdout = os.dup(guard.stdout.fileno())
     guard.stdout.close()
-    return Guarded(guard.pid, stdin, stdout, reading, guard.wait)
+    return Guarded(guard.pid, stdout, reading, lambda: _let_go(guard))
+
+
+def _let_go(guard: "subprocess.Popen[bytes]") -> None:
+    """Close its stdin: a guard that nobody can signal any more ends its group by this."""
+    assert guard.stdin is not None
+    guard.stdin.close()
+    guard.wait()
 
 
 class ProcessGroup:
@@ -121,15 +125,14 @@ class ProcessGroup:
         return int(said) if said.strip() else -signal.SIGKILL
 
     def end(self, grace_s: float) -> None:
-        """SIGTERM to the group, SIGKILL after `grace_s`. The guard is reaped after it, so the group id is ours."""
+        """SIGTERM to the group, SIGKILL after `grace_s`. Its leader is reaped after it, so the group id is ours."""
         if self.exit_code is None:
             self._signal(signal.SIGTERM)
             with selectors.DefaultSelector() as selector:
                 selector.register(self._guarded.status, selectors.EVENT_READ)
                 selector.select(grace_s)
         self._signal(signal.SIGKILL)
-        os.close(self._guarded.stdin)  # a guard that nobody can signal any more ends its group by this
-        self._guarded.reap()
+        self._guarded.let_go()
         self._lines.read()
         os.close(self._guarded.status)
         os.close(self._guarded.stdout)

@@ -66,17 +66,17 @@ class Emulated:
         return []
 
     def workers(self, name: str) -> list[psutil.Process]:
-        """Trials that run on a node: children of guards."""
+        """Trials that run on a node: children of fork servers, which lead no group themselves."""
         found = []
         for actor in self.actors(name):
             with contextlib.suppress(psutil.NoSuchProcess):
                 family = actor.children(recursive=True)
-                guards = {p.pid for p in family if _leads(p) and "fork_server" in _command(p)}
-                found += [p for p in family if p.ppid() in guards and not _leads(p)]
+                servers = {p.pid for p in family if not _leads(p) and "fork_server" in _command(p)}
+                found += [p for p in family if p.ppid() in servers and _leads(p)]
         return found
 
     def left_behind(self) -> list[str]:
-        """What of trials still runs: workers, guards, fork servers."""
+        """What of trials still runs: workers, guards, fork servers and their keepers."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -113,7 +115,7 @@ time.sleep(600)
 def test_a_trial_outlives_neither_its_launcher_s_patience_nor_its_server(
     package: Path, servers: ForkServers, tmp_path: Path
 ) -> None:
-    """The server is killed under a running trial: its guard is nobody's any more, and still ends with the trial."""
+    """The keeper is killed under a running trial: its server still ends, and with it the trial."""
     (tmp_path / "w.py").write_text(SLEEPER)
     spec = spec_of("simulator", tmp_path)
     way = Launch(package, ("-P", str(tmp_path / "w.py")), how="fork", servers=servers)
@@ -127,6 +129,54 @@ def test_a_trial_outlives_neither_its_launcher_s_patience_nor_its_server(
     said.close()
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
+
+
+FAMILY = """
+import json, os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+print(json.dumps({"progress": f"{os.getpid()} {child}"}), flush=True)
+time.sleep(600)
+"""
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from orchestrator.forking import ForkServers
+from orchestrator.launch import Launch, follow
+from trials.spec import TrialSpec
+worker, spec, package, folder = sys.argv[1:]
+servers = ForkServers()
+way = Launch(Path(package), ("-P", worker), how="fork", servers=servers)
+for said in follow(TrialSpec.model_validate_json(spec), Path(folder), way):
+    print(servers._server.pid, said, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "killed", [("keeper",), ("server",), ("launcher",), ("launcher", "server"), ("launcher", "keeper")]
+)
+def test_whoever_is_killed_the_worker_and_its_children_go_too(
+    killed: tuple[str, ...], package: Path, tmp_path: Path
+) -> None:
+    """Killed together: none of them has time to see to what another one leaves."""
+    (tmp_path / "w.py").write_text(FAMILY)
+    spec = spec_of("simulator", tmp_path).model_dump_json()
+    command = [sys.executable, "-c", LAUNCHER, str(tmp_path / "w.py"), spec, str(package), str(tmp_path / "out")]
+    with psutil.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as launcher:
+        keeper, worker, child = (psutil.Process(int(pid)) for pid in launcher.stdout.readline().split())
+        server = worker.parent()
+        assert server.parent() == keeper
+        assert child.parent() == worker
+        known = {"keeper": keeper, "server": server, "launcher": launcher}
+        for name in killed:
+            known[name].suspend()
+        for name in killed:
+            known[name].kill()
+        _, alive = psutil.wait_procs([keeper, server, worker, child], timeout=20)
+        assert not alive
 
 
 def test_a_module_that_is_not_there_is_said(package: Path, tmp_path: Path) -> None:
