@@ -26,6 +26,7 @@ from trials.roofline import step_time
 from trials.secret_names import dereferenced
 from trials.spec import MODELLED, EngineSpec, TrialSpec, resolve_paths
 from trials.superpose import superposed
+from trials.table_checks import require_stands_for
 from trials.trace import Trace, load_trace
 from trials.units import SpecError
 
@@ -77,9 +78,11 @@ def _startable(spec: TrialSpec) -> None:
 
 
 def _timed(spec: TrialSpec) -> None:
-    """SpecError where the step times of a modelled engine cannot be read, or are another model's."""
+    """SpecError where the step times of a modelled engine cannot be read, or are another model's or engine's."""
     if spec.engine.name in MODELLED:
         step_time(spec.engine.step_time or "", spec.model, effective_block_size(spec) or 1, 1)
+    if spec.engine.name == "simulator":  # another engine's arguments are its own
+        require_stands_for(spec.engine)
 
 
 def _offered(spec: TrialSpec, trace: Trace) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 from trials.fingerprint import canonical_json, digest
 from trials.model import ModelSpec
 from trials.recording import Ints
-from trials.step_tables import StepTable
+from trials.spec import EngineSpec
+from trials.step_tables import StepTable, load_table
 from trials.units import SpecError
 
 _EDGE = 0.05  # beyond the region by less than this share is still inside
@@ -35,6 +36,19 @@ def require_engine(table: StepTable, engine_hash: str) -> None:
             f"step_time table: measured on {known}, it is to stand for {engine_hash[:12]}: another engine, or the "
             "same one changed since; measure it again with `kvknee calibrate`"
         )
+
+
+def require_stands_for(engine: EngineSpec) -> None:
+    """`engine.args.stands_for`: the hash of the engine that the times must have been measured on. SpecError."""
+    wanted = engine.args.get("stands_for")
+    if wanted is None:
+        return
+    if engine.table is None:
+        raise SpecError(
+            f"engine.args.stands_for needs step times that were measured: a table, not {engine.step_time}; make one"
+            " with `kvknee calibrate` and name it as engine.step_time=table:FILE, or leave stands_for out"
+        )
+    require_engine(load_table(engine.table), str(wanted))
 
 
 def outside(table: StepTable, steps: Mapping[str, Ints], block_size: int) -> str:

@@ -202,6 +202,7 @@ def test_a_trial_is_checked_against_its_trace(tmp_path):
     [
         (["engine.step_time=fast"], "the form 'fast' does not exist"),
         (["engine.step_time=table:trial.yaml"], "Invalid JSON"),
+        (["engine.args.stands_for=abc"], "a table, not roofline:h100-sxm; make one with `kvknee calibrate`"),
         (["engine.python=nowhere/python"], "not an executable file"),
         (["engine.python=python3"], "must be an absolute path"),
         (["engine.env={HF_TOKEN: env:NOT_SET_ANYWHERE}"], "NOT_SET_ANYWHERE is not set"),
@@ -217,6 +218,11 @@ def test_what_the_worker_would_refuse_is_refused_before_it_is_started(tmp_path, 
     with pytest.raises(SpecError) as refused:
         load_trial(path, sets)
     assert words in str(refused.value)
+
+
+def test_a_sweep_is_refused_whose_simulator_cannot_stand_for_what_it_names(tmp_path):
+    with pytest.raises(SpecError, match="stands_for needs step times that were measured"):
+        make_sweep(tmp_path, "engine.args.stands_for=abc")
 
 
 def test_a_control_that_cannot_hold_a_request_is_noted_and_not_hidden(tmp_path):

@@ -12,9 +12,7 @@ from trials.geometry import block_table_bytes, pool_geometry, workspace_bytes_of
 from trials.plan import Plan
 from trials.roofline import step_time
 from trials.spec import TrialSpec
-from trials.step_tables import load_table
-from trials.table_checks import require_engine
-from trials.units import SpecError
+from trials.table_checks import require_stands_for
 
 
 class Modelled:
@@ -45,26 +43,13 @@ def identity(spec: TrialSpec) -> Mapping[str, Any]:
     return own_identity(spec, ["engines/simulator.py", "roofline.py", "step_tables.py"], [])
 
 
-def _stands_for(spec: TrialSpec) -> None:
-    """`engine.args.stands_for`: the hash of the engine that the times must have been measured on. SpecError."""
-    wanted = spec.engine.args.get("stands_for")
-    if wanted is None:
-        return
-    engine = spec.engine
-    if engine.table is None:
-        raise SpecError(
-            f"engine.args.stands_for needs step times that were measured: a table, not {engine.step_time}"
-        )
-    require_engine(load_table(engine.table), str(wanted))
-
-
 def open(spec: TrialSpec, content: Content) -> Engine | Refused:
     """Always opens, unless the pool holds no block."""
     geometry = pool_geometry(spec)
     if isinstance(geometry, str):
         return Refused(geometry)
     assert spec.engine.step_time is not None
-    _stands_for(spec)
+    require_stands_for(spec.engine)
     time_of = step_time(
         spec.engine.step_time,
         spec.model,
