@@ -1,9 +1,10 @@
 """What came of candidates that were asked for, and how much of it a sampler is shown. Pure."""
 
-import heapq
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from search_spaces.dimension import Value
 from search_spaces.idle import Reached
@@ -23,7 +24,6 @@ class Past:
     constraints: Mapping[str, float] = field(default_factory=dict)  # <= 0 holds
     running: bool = False
     key: Key = ()  # of `params`, where it is known already
-    before: int = 0  # how many answered before it
     reached: Reached | None = None  # None: it is not known how far its limits were come to
     over: float = field(init=False, default=0.0)  # by how much it misses its bounds, together
 
@@ -38,28 +38,25 @@ def shown(past: Sequence[Past], directions: Sequence[str]) -> list[Past]:
     A model of a thousand candidates proposes no better than one of a hundred and takes minutes (what an ask costs
     must not grow with the search): of many, the best by each direction and the newest are shown, and whatever runs.
     """
-    said, before, answered = [], [], 0
-    for p in past:
-        if p.values is not None or p.running:
-            said.append(p)
-            before.append(answered)
-        answered += p.values is not None
-    kept = range(len(said)) if len(said) <= _MOST_SHOWN else _chosen(said, directions)
-    return [replace(said[n], before=before[n]) for n in kept]
+    said = [p for p in past if p.values is not None or p.running]
+    return said if len(said) <= _MOST_SHOWN else [said[n] for n in _chosen(said, directions)]
+
+
+def answered_before(past: Sequence[Past]) -> list[int]:
+    """How many had answered that were asked for before each."""
+    answered = itertools.accumulate((p.values is not None for p in past), initial=0)
+    return list(answered)[:-1]
 
 
 def _chosen(said: Sequence[Past], directions: Sequence[str]) -> list[int]:
+    """Places of those that are shown, in order. What misses a bound comes behind all that miss none, by how far."""
     kept = {n for n, p in enumerate(said) if p.running}
-    done = [n for n, p in enumerate(said) if p.values is not None]
+    done = [(n, p.over, p.values) for n, p in enumerate(said) if p.values is not None]
+    over = np.array([miss for _, miss, _ in done])
     for place, direction in enumerate(directions):
-        badness = {n: _badness(said[n], place, direction) for n in done}
-        kept.update(heapq.nsmallest(_BEST_SHOWN // len(directions), done, key=badness.__getitem__))
+        values = np.array([values[place] for _, _, values in done], dtype=np.float64)
+        order = np.lexsort((values if direction == "minimize" else -values, over))
+        kept.update(done[n][0] for n in order[: _BEST_SHOWN // len(directions)])
     newest = (n for n in range(len(said) - 1, -1, -1) if n not in kept)
     kept.update(itertools.islice(newest, max(0, _MOST_SHOWN - len(kept))))
     return sorted(kept)
-
-
-def _badness(p: Past, place: int, direction: str) -> tuple[float, float]:
-    """Least for the best: what misses a bound comes after all that miss none, by how far."""
-    assert p.values is not None
-    return p.over, p.values[place] if direction == "minimize" else -p.values[place]

@@ -10,7 +10,7 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from statistics import NormalDist
@@ -19,10 +19,11 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.expected import Listing, expected, listing_of
-from orchestrator.past import MOST_OVER, shown
+from orchestrator.past import MOST_OVER, answered_before, shown
 from orchestrator.past import Past as Past
 from search_spaces.design import spread
 from search_spaces.dimension import Dimension, Value
@@ -66,6 +67,24 @@ class Search:
     directions: Sequence[str]
     seed: int
     screen: Screen | None = None
+    told: dict[Key, tuple[Past, list[str], FrozenTrial]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # what came of a candidate, and which bounds there were, as the trial that a sampler is shown
+
+    @cached_property
+    def axes(self) -> dict[str, BaseDistribution]:
+        """The fields as a sampler sees them."""
+        return {d.field: _axis(d) for d in self.space.dimensions}
+
+    @cached_property
+    def usual(self) -> dict[str, Value]:
+        """What each field has where it does not matter."""
+        return {d.field: self.space.usual(d) for d in self.space.dimensions}
+
+    @cached_property
+    def places(self) -> dict[str, dict[Value, Value] | None]:
+        """By field: a number's place in its order; None where samplers get the value itself."""
+        return {d.field: _places(d) for d in self.space.dimensions}
 
     @cached_property
     def listing(self) -> Listing | None:
@@ -85,23 +104,27 @@ class Search:
 
 
 def propose(search: Search, past: Sequence[Past], number: int) -> Proposal:
-    """The next candidate, for the trial of this number.
+    """The next candidate, for the trial of this number. `past`: each candidate once.
 
     Where the sampler names a known one, the nearest that is new, if there is one near.
     """
-    space, sampler = search.space, search.sampler
-    asked = {p.key or key_of(p.params) for p in past}
-    if len(asked) <= (first := _STARTUP.get(sampler, 0)):
+    space = search.space
+    if len(past) <= (first := _STARTUP.get(search.sampler, 0)):
+        asked = {_key(p) for p in past}
         new = (c for c in spread(space, first, search.seed) if key_of(c) not in asked)
         if (candidate := next(new, None)) is not None:
             return Proposal(candidate)
     if (best := search.expected(past, number)) is not None:
         return Proposal(best)
-    named = _named(sampler, space, past, seed_of(search.seed, number), search.directions)
-    near = unasked_near(space, named, asked, seed_of(search.seed, number))
-    if near is None or near == named:
+    named = _named(search, past, number)
+    if (here := key_of(named)) not in map(_key, past):  # a set of all would cost more than it saves
         return Proposal(named)
-    return Proposal(near, named)
+    near = unasked_near(space, named, {here, *map(_key, past)}, seed_of(search.seed, number))
+    return Proposal(named) if near is None else Proposal(near, named)
+
+
+def _key(p: Past) -> Key:
+    return p.key or key_of(p.params)
 
 
 def listed_next(
@@ -127,17 +150,17 @@ def listed_next(
     return left[0].params if best is None else best
 
 
-def _named(
-    sampler: str, space: Space, past: Sequence[Past], seed: int, directions: Sequence[str]
-) -> dict[str, Value]:
+def _named(search: Search, past: Sequence[Past], number: int) -> dict[str, Value]:
+    """What Optuna's sampler names, having seen what is shown of the past."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(directions=list(directions), sampler=SAMPLERS[sampler](seed))
-    axes = {d.field: _axis(d) for d in space.dimensions}
-    seen = shown(past, directions)
-    ranked = _by_rank(seen) if sampler == "gp" else seen
-    study.add_trials(list(_trials(space, ranked, axes)))
-    drawn = study.ask(axes).params
-    return space.canonical({d.field: _value(d, drawn[d.field]) for d in space.dimensions})
+    storage, sampler = InMemoryStorage(), SAMPLERS[search.sampler](seed_of(search.seed, number))
+    study = optuna.create_study(storage=storage, directions=list(search.directions), sampler=sampler)
+    name = storage.get_study_id_from_name(study.study_name)
+    for trial in _trials(search, past):
+        storage.create_new_trial(name, trial)  # as it is: what the study would check of each is known of all
+    drawn = study.ask(search.axes).params
+    dimensions = search.space.dimensions
+    return search.space.canonical({d.field: _value(d, drawn[d.field]) for d in dimensions})
 
 
 def _by_rank(past: Sequence[Past]) -> list[Past]:
@@ -180,24 +203,36 @@ class _Told(FrozenTrial):  # type: ignore[misc]
         return same
 
 
-def _trials(space: Space, past: Sequence[Past], axes: dict[str, BaseDistribution]) -> Sequence[FrozenTrial]:
-    names = sorted({name for p in past for name in p.constraints})
-    usual = {d.field: space.usual(d) for d in space.dimensions}
-    places = {d.field: _places(d) for d in space.dimensions}
-    trials: list[FrozenTrial] = []
-    for p in past:
-        whole = {**usual, **p.params}
-        trial = _Told(
-            number=-1, trial_id=-1, value=None, values=p.values,
-            state=TrialState.COMPLETE if p.values is not None else TrialState.RUNNING,
-            datetime_start=_LONG_AGO, datetime_complete=_LONG_AGO if p.values is not None else None,
-            params={name: of[whole[name]] if of else whole[name] for name, of in places.items()},
-            distributions=axes, user_attrs={}, system_attrs=_generation(p.before), intermediate_values={},
-        )  # fmt: skip
-        for name, bound in _even(p, names).items():
-            trial.set_constraint(name, bound)
-        trials.append(trial)
+def _trials(search: Search, past: Sequence[Past]) -> list[FrozenTrial]:
+    """Those that are shown, as trials; what came of a candidate is put into one once."""
+    seen = shown(past, search.directions)
+    names = sorted({name for p in seen for name in p.constraints})
+    if search.sampler == "gp":
+        return [_trial(search, p, names) for p in _by_rank(seen)]
+    if search.sampler == "nsga2":
+        answered = {id(p): before for p, before in zip(past, answered_before(past), strict=True)}
+        return [_trial(search, p, names, answered[id(p)]) for p in seen]
+    trials = []
+    for p in seen:
+        known = search.told.get(_key(p))
+        if known is None or known[0] is not p or known[1] != names:
+            known = search.told[_key(p)] = p, names, _trial(search, p, names)
+        trials.append(known[2])
     return trials
+
+
+def _trial(search: Search, p: Past, bounds: Sequence[str], answered: int = 0) -> FrozenTrial:
+    whole = {**search.usual, **p.params}
+    trial = _Told(
+        number=-1, trial_id=-1, value=None, values=p.values,
+        state=TrialState.COMPLETE if p.values is not None else TrialState.RUNNING,
+        datetime_start=_LONG_AGO, datetime_complete=_LONG_AGO if p.values is not None else None,
+        params={name: of[whole[name]] if of else whole[name] for name, of in search.places.items()},
+        distributions=search.axes, user_attrs={}, system_attrs=_generation(answered), intermediate_values={},
+    )  # fmt: skip
+    for name, bound in _even(p, bounds).items():
+        trial.set_constraint(name, bound)
+    return trial
 
 
 def _even(p: Past, names: Sequence[str]) -> dict[str, float]:

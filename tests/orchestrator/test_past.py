@@ -2,7 +2,7 @@
 
 import random
 
-from orchestrator.past import Past, shown
+from orchestrator.past import Past, answered_before, shown
 
 
 def made(n, seed=0, running=()):
@@ -14,11 +14,10 @@ def made(n, seed=0, running=()):
     ]
 
 
-def test_a_short_past_is_shown_whole_with_how_many_answered_before_each():
+def test_a_short_past_is_shown_whole_and_how_many_answered_before_each_is_known():
     past = [*made(5, running={1}), Past({"x": 9}, None)]  # the last gave no answer
-    assert [(p.params["x"], p.before) for p in shown(past, ["maximize"])] == [
-        (0, 0), (1, 1), (2, 1), (3, 2), (4, 3),
-    ]  # fmt: skip
+    assert [p.params["x"] for p in shown(past, ["maximize"])] == [0, 1, 2, 3, 4]
+    assert answered_before(past) == [0, 1, 1, 2, 3, 4]
 
 
 def test_of_a_long_past_as_many_are_shown_as_of_one_ten_times_as_long():

@@ -10,7 +10,7 @@ from optuna.trial import TrialState, create_trial
 
 from orchestrator import samplers
 from orchestrator.expected import listing_of
-from orchestrator.past import Past
+from orchestrator.past import Past, answered_before
 from search_spaces.idle import Reached
 from search_spaces.neighbours import key_of
 from search_spaces.screen import Screen, Screened, shortlist
@@ -35,11 +35,12 @@ def past_of(space, n: int) -> list[Past]:
     return found
 
 
-def by_optuna(space, past, axes):
+def by_optuna(search, past):
     """The same trials as Optuna makes and copies them."""
+    space = search.space
     names = sorted({name for p in past for name in p.constraints})
     made = []
-    for p in past:
+    for p, before in zip(past, answered_before(past), strict=True):
         params = {
             d.field: p.params[d.field] if d.categorical or not d.values else d.values.index(p.params[d.field])
             for d in space.dimensions
@@ -48,8 +49,8 @@ def by_optuna(space, past, axes):
         answered = p.values is not None
         made.append(create_trial(
             state=TrialState.COMPLETE if answered else TrialState.RUNNING, values=p.values, params=params,
-            distributions=axes, constraints=bounds if answered else None,
-            system_attrs=samplers._generation(p.before),
+            distributions=search.axes, constraints=bounds if answered else None,
+            system_attrs=samplers._generation(before),
         ))  # fmt: skip
     return made
 
@@ -58,21 +59,33 @@ def by_optuna(space, past, axes):
 def test_proposals_are_those_of_trials_that_optuna_made_and_copied(
     sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space = make_sweep(tmp_path, text=MIXED).space
-    past = past_of(space, 60)
-    quick = [samplers._named(sampler, space, past, seed, ("maximize",)) for seed in range(6)]
+    search = samplers.Search(sampler, make_sweep(tmp_path, text=MIXED).space, ("maximize",), 0)
+    past = past_of(search.space, 60)
+    quick = [samplers._named(search, past, number) for number in range(6)]
     monkeypatch.setattr(samplers, "_trials", by_optuna)
-    assert quick == [samplers._named(sampler, space, past, seed, ("maximize",)) for seed in range(6)]
+    assert quick == [samplers._named(search, past, number) for number in range(6)]
+
+
+def test_a_search_that_remembers_what_it_has_shown_proposes_as_one_that_does_not(tmp_path: Path) -> None:
+    """Also where a candidate came to something else since, and where a bound is met that nobody had before."""
+    space = make_sweep(tmp_path, text=MIXED).space
+    lasting, past = samplers.Search("tpe", space, ("maximize",), 0), past_of(space, 60)
+    for number in range(60, 90):
+        fresh = samplers.Search("tpe", space, ("maximize",), 0)
+        found = samplers.propose(lasting, past, number)
+        assert found == samplers.propose(fresh, past, number)
+        past[number % 50] = Past(past[number % 50].params, (number / 10,), {"ttft": 0.1 - number % 3})
+        past.append(Past(found.params, (float(number % 7),), {f"bound{number // 10}": -0.5}))
 
 
 def test_the_past_is_not_copied_and_not_changed(tmp_path: Path) -> None:
     space = make_sweep(tmp_path, text=MIXED).space
-    axes = {d.field: samplers._axis(d) for d in space.dimensions}
-    told = samplers._trials(space, past_of(space, 20), axes)
+    search = samplers.Search("tpe", space, ("maximize",), 0)
+    told = samplers._trials(search, past_of(space, 20))
     before = [dict(trial.__dict__) for trial in told]
     study = optuna.create_study(sampler=samplers.SAMPLERS["tpe"](0))
     study.add_trials(list(told))
-    study.ask(axes)
+    study.ask(search.axes)
     assert all(
         kept.params is given.params for kept, given in zip(study.get_trials(deepcopy=False), told, strict=False)
     )
