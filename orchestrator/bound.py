@@ -209,7 +209,7 @@ def _summed(
 def bound_spec(engine: str, trace: Path, sets: Sequence[str]) -> TrialSpec:
     """What to bound: the spec of a trial's or a sweep's YAML on this trace, or defaults around a step time."""
     path = Path(engine)
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix in (".yaml", ".yml") or path.is_dir():
         data = {key: value for key, value in read_yaml(path).items() if key not in SWEEP_ONLY}
         folder = path.resolve().parent
     else:

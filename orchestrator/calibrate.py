@@ -10,6 +10,7 @@ from pathlib import Path
 from orchestrator.launch import environment
 from orchestrator.package import install, pack
 from orchestrator.resolve import load_trial
+from orchestrator.targets import target_file
 from trials.spec import MODELLED, TrialSpec
 from trials.step_tables import StepTable, load_table
 from trials.table_facts import Residual
@@ -30,6 +31,7 @@ def calibrate(
             f"engine {spec.engine.name} has no step times of its own to measure; name one that is measured, for "
             "example torch_paged"
         )
+    target_file(out)
     if out.exists():
         load_table(out)  # nothing but a table is written over
     return measured(spec, out, block_sizes or default_sizes(spec), rounds)

@@ -25,7 +25,7 @@ _REMEDIES = {
     errno.ENOENT: "check the path",
     errno.EEXIST: "a file stands where a folder is needed: choose another path",
     errno.ENOTDIR: "check the path: a part of it is a file",
-    errno.EISDIR: "name a file, not a folder",
+    errno.EISDIR: "a folder stands where a file is needed: name the file itself, or move the folder away",
     errno.ENAMETOOLONG: "choose a shorter name",
 }  # what the machine refuses and the user can mend; any other OSError is our fault until shown otherwise
 

@@ -47,9 +47,12 @@ def run(
         from orchestrator.limits import read_limits
         from orchestrator.opening import new_folder
         from orchestrator.resolve import load_sweep
+        from orchestrator.targets import target_folder
 
         limits = read_limits(gpu_hours, until)
         overrides = Overrides(address, trials, max_concurrent)
+        if out is not None:
+            target_folder(out)  # before the sweep is looked up, which takes longer
         resolved = load_sweep(sweep, [*(sets or ()), *overrides.sets()], goodput)
         if dry_run:
             dry(resolved, as_json, say_json)

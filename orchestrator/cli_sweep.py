@@ -30,6 +30,7 @@ from orchestrator.remembered import begun_entry, ended_entry
 from orchestrator.screened import with_screen
 from orchestrator.sweep_file import stored_sweep
 from orchestrator.tables import left_out, outcome_lines, plan_lines, print_conclusion
+from orchestrator.targets import target_folder
 from orchestrator.tracking import Tracker
 from search_spaces.verdicts import UNITS
 from trials.slo import parse_slo
@@ -87,8 +88,9 @@ def dry(sweep: Sweep, as_json: bool, say: Say) -> None:
 
 def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say, limits: Limits | None = None) -> int:
     """Drive a sweep to its end in its folder and print what it came to; returns the exit code."""
-    check_tracking(SweepFolder(path.resolve()), sweep)
-    folder = prepare_folder(path.resolve(), sweep)
+    path = target_folder(path)
+    check_tracking(SweepFolder(path), sweep)
+    folder = prepare_folder(path, sweep)
     with sole_driver(folder), _stoppable(folder):
         bound_first(folder, sweep)
         sweep = _screened(folder, sweep)
@@ -187,7 +189,7 @@ def _print(folder: SweepFolder, found: Conclusion, unsent: int, as_json: bool, s
 
 def report_on(path: Path, sweep: Sweep, as_json: bool, say: Say, rebuild: bool = False) -> int:
     """Judge the folder anew and write its files; returns the exit code. `rebuild`: the MLflow store too."""
-    folder = SweepFolder(path.resolve())
+    folder = SweepFolder(target_folder(path))
     with redirect_stdout(sys.stderr):
         found = publish(folder, sweep)
         unsent = _tracked(folder, sweep, found, rebuild)

@@ -16,6 +16,7 @@ from orchestrator.ledger_diff import rows_of
 from orchestrator.opening import new_folder
 from orchestrator.resolve import load_trial
 from orchestrator.tables import print_static, print_trial
+from orchestrator.targets import target_folder
 from trials.recording import Ints
 from trials.result import ReplayResult, TrialResult
 from trials.static_batch import LEDGER_COLUMNS, REQUEST_COLUMNS, Compared, compare_static, lifecycle
@@ -94,12 +95,10 @@ def run_one(
     """Read, check, run, wait. SpecError and TraceError where the input cannot be used."""
     from orchestrator.process_slots import ProcessExecutor
 
+    folder = target_folder(out or new_folder("trial"))
     spec = load_trial(path, sets, goodput)
-    folder = (out or new_folder("trial")).resolve()
     if (folder / "sweep.yaml").exists():
         raise SpecError(f"{folder}: holds a sweep; name another folder with -o")
-    if folder.exists() and not folder.is_dir():
-        raise SpecError(f"{folder}: a file stands there; name a folder with -o")
     # As asked, by the one who reads the answer: a folder that cannot be written is said before anything starts.
     write_text(folder / "spec.json", spec.model_dump_json() + "\n")
     extras = extras or Extras()

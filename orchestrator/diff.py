@@ -25,6 +25,7 @@ from trials.fingerprint import changed_parts
 from trials.ledger import ACCOUNTS
 from trials.result import TrialResult
 from trials.spec import Load, Measure, TrialSpec, resolve_paths
+from trials.trace import load_trace
 from trials.units import SpecError
 
 _ONLY_ENGINES = {"engine"}
@@ -91,6 +92,7 @@ def build_of(engine: Path, trace: Path, package: Path | None = None) -> Build:
 def diff(first: Build, second: Build, out: Path | None) -> DiffReport:
     """Run both builds and compare. `out` keeps their files; None: a temporary folder, removed."""
     asked = _asked_apart(first.spec, second.spec)
+    load_trace(Path(first.spec.trace.path))  # what cannot be read is the trace's fault, and not a build's
     with place(out) as folder:
         before, why_before = _attempt(first, folder / "a", None)
         if before.result is None or before.result.status != "complete":

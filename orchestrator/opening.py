@@ -39,8 +39,6 @@ def prepare_folder(path: Path, sweep: Sweep) -> SweepFolder:
     asks more than: then sweep.yaml is this one's. SpecError otherwise."""
     folder = SweepFolder(path)
     if not folder.sweep_yaml.exists():
-        if path.exists() and not path.is_dir():
-            raise SpecError(f"{path}: a file stands there; name a folder with -o")
         if folder.journal.exists() or folder.trials.exists():
             raise SpecError(f"{path}: holds trials but no sweep.yaml; name another folder with -o")
         write_text(folder.sweep_yaml, sweep_yaml(sweep))

@@ -19,6 +19,7 @@ from orchestrator.attempts import PROBE_TOLERANCE
 from orchestrator.folder import AttemptRecord, read_attempt
 from orchestrator.ledger_diff import LedgerDifference, compare_ledgers
 from orchestrator.recipe import Recipe, load_recipe, read_table
+from orchestrator.targets import target_folder
 from orchestrator.tolerance import Compared, compare
 from trials.fingerprint import changed_parts, file_digest, spec_hash, table_digest_of, trace_hash, trace_parts
 from trials.result import TrialResult
@@ -136,8 +137,9 @@ def run_package(package: Path, spec: TrialSpec, out: Path, lock: Path | None) ->
 def place(out: Path | None) -> Iterator[Path]:
     """Where runs to compare keep their files: the folder asked for, or a temporary one that is removed."""
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        yield out.resolve()
+        folder = target_folder(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
         return
     with tempfile.TemporaryDirectory(prefix="kvknee-compare-") as name:
         yield Path(name).resolve()

@@ -28,7 +28,7 @@ from trials.spec import MODELLED, EngineSpec, TrialSpec, resolve_paths
 from trials.superpose import superposed
 from trials.table_checks import require_stands_for
 from trials.trace import Trace, load_trace
-from trials.units import SpecError
+from trials.units import SpecError, folder_words
 
 _LISTED = 4096  # candidates; of a larger space the base alone is held against the trace
 _ASKED_FIRST = 512  # candidates; more are not run without being asked for
@@ -163,6 +163,8 @@ def _checked_hash(config: SweepConfig, trace: Trace, base: TrialSpec) -> str:
 
 def _table_digest(base: TrialSpec, key: str = "engine.step_time") -> str | None:
     table = base.engine.table
+    if table is not None and table.is_dir():
+        raise SpecError(f"{key}: {folder_words(table, 'a table (JSON)', '.json')}")
     if table is not None and not table.is_file():
         raise SpecError(f"{key}: {table}: no such table; make one with `kvknee calibrate`")
     return table_digest_of(base)

@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from orchestrator.targets import target_file
 from trials.describe import Description
 from trials.fingerprint import trace_hash
 from trials.formats import reader, writer
@@ -18,6 +19,7 @@ _LONGEST_NOTE = 300
 def export_trace(format_name: str, trace: Path, out: Path, as_json: bool) -> None:
     """Write a trace in another tool's format and say what that could not carry. SpecError, TraceError."""
     write = writer(format_name)
+    target_file(out)
     if out.exists():
         raise SpecError(f"{out} exists; choose another name for -o")
     source = load_trace(trace)
@@ -47,7 +49,8 @@ def _comes_back(format_name: str, path: Path, trace: Trace) -> bool:
 
 
 def check_target(out: Path) -> None:
-    """Refuse to write over anything but a trace of ours."""
+    """Refuse to write over anything but a trace of ours, and what cannot be written."""
+    target_file(out)
     if not out.exists():
         return
     try:

@@ -61,6 +61,13 @@ CASES = (
     Case("bad file", "check t.yaml --trace t.parquet", "not a recipe"),
     Case("bad file", "diff absent.yaml t.yaml --trace t.parquet", "no such file"),
     Case("bad file", "trial t.yaml --set engine.step_time=table:absent.json", "absent.json"),
+    Case("a folder for a file", "trial full", "this is a folder (it holds s.yaml, t.yaml)"),
+    Case("a folder for a file", "reproduce empty", "a YAML file is needed"),
+    Case("a folder for a file", "trace describe full", "a trace (parquet) is needed"),
+    Case("a folder for a file", "trace import azure full -o new.parquet", "a trace file of another tool is needed"),
+    Case("a folder for a file", "diff t.yaml t.yaml --trace full", "a trace (parquet) is needed"),
+    Case("a folder for a file", "trial t.yaml --set engine.step_time=table:full", "a table (JSON) is needed"),
+    Case("a folder for a file", "trace generate chat -o full", "as full/NAME"),
     Case("bad folder", "resume empty", "not the folder of a sweep"),
     Case("bad folder", "status empty", "not the folder of a sweep"),
     Case("bad folder", "report absent", "not the folder of a sweep"),
@@ -80,6 +87,7 @@ CASES = (
     Case("bad SLO", "trial t.yaml --goodput ttft=500", "ttft=500"),
     Case("bad value", "trial t.yaml --set policy.block_size=0", "block_size"),
     Case("bad value", "trial t.yaml --set pool.blocks=10", "exactly one of"),
+    Case("bad value", "trial t.yaml --set engine.args.stands_for=abc", "or leave stands_for out"),
     Case("bad value", "trial t.yaml --set policy.max_model_len=4", "max_model_len 4"),
     Case("bad space", "run s.yaml --set space=blok_size", "did you mean 'block_size'"),
     Case("bad space", "run s.yaml --set space=t.yaml", "t.yaml"),
@@ -125,6 +133,9 @@ def prepare(folder: Path) -> None:
     (folder / "broken.yaml").write_text("engine: {name: [simulator\n")
     (folder / "a.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,10,5\n")
     (folder / "empty").mkdir()
+    (folder / "full").mkdir()
+    for name in ("s.yaml", "t.yaml", "t.parquet"):
+        (folder / "full" / name).write_bytes((folder / name).read_bytes())
 
 
 @contextmanager

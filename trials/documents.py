@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from trials.units import SpecError, nearest, shown
+from trials.units import SpecError, folder_words, nearest, shown
 
 Model = TypeVar("Model", bound=BaseModel)
 _WORDS = {
@@ -49,7 +49,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = data.decode("utf-8")
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except IsADirectoryError:
+        raise SpecError(folder_words(path, "a YAML file", ".yaml")) from None
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        raise SpecError(f"{path}: cannot be read: {said}; check the path and its permissions") from None
+    except UnicodeDecodeError as error:
         raise SpecError(f"{path}: cannot be read as text: {error}") from None
     return parse_yaml(text, str(path))
 

@@ -24,7 +24,7 @@ from trials.documents import read_yaml as read_yaml
 from trials.model import PRESETS, ModelSpec
 from trials.model_folder import with_shape
 from trials.secret_names import secrets_in
-from trials.units import SpecError, nearest, parse_bytes, parse_count, parse_ns
+from trials.units import SpecError, nearest, parse_bytes, parse_count, parse_ns, require_utf8
 
 ENGINE_NAMES = ("simulator", "torch_paged", "vllm_scheduler", "transformers_cb", "vllm")
 MODELLED = ("simulator", "vllm_scheduler")  # their time comes from `step_time`, not from a clock
@@ -320,6 +320,7 @@ def load_trial_spec(path: Path) -> TrialSpec:
 def resolve_paths(spec: TrialSpec, folder: Path) -> TrialSpec:
     """The same spec with absolute locators."""
     trace = spec.trace.model_copy(update={"path": str((folder / spec.trace.path).resolve())})
+    require_utf8(trace.path, "trace.path")
     engine = spec.engine
     if engine.table is not None:
         engine = engine.with_table((folder / engine.table).resolve())

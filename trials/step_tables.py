@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from trials.engine import StepShape, StepTime
 from trials.table_facts import BlockTerm, Region, Residual
-from trials.units import SpecError
+from trials.units import SpecError, folder_words
 
 Axis = Annotated[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...], Field(min_length=1)]
 Line = Callable[[float], float]
@@ -161,6 +161,8 @@ def load_table(path: Path) -> StepTable:
         return StepTable.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SpecError(f"step_time table: {path}: no such file; make one with `kvknee calibrate`") from None
+    except IsADirectoryError:
+        raise SpecError(f"step_time table: {folder_words(path, 'a table (JSON)', '.json')}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"step_time table: {path}: cannot be read as text: {error}") from None
     except ValidationError as error:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from trials.parquet_footer import FooterError, unpacked_bytes
 from trials.ragged import Ints as Ints
 from trials.ragged import Ragged as Ragged
-from trials.units import SpecError
+from trials.units import SpecError, folder_words
 
 STARTS = {"arrival": 0, "fork": 1, "think": 2}
 NONE = -1
@@ -280,6 +280,8 @@ def _read_table(path: Path, max_bytes: int) -> pa.Table:
         return file.read(columns=[*COLUMNS, *_RAGGED])
     except FileNotFoundError:
         raise TraceError(f"{path}: no such trace; make one with `kvknee trace import`") from None
+    except IsADirectoryError:
+        raise TraceError(folder_words(path, "a trace (parquet)", ".parquet")) from None
     except (OSError, pa.ArrowException, UnicodeDecodeError, FooterError) as error:
         raise TraceError(f"{path}: not a whole trace file (parquet): {str(error)[:200]}; {_REMEDY}") from None
 

@@ -4,10 +4,12 @@ import difflib
 import re
 from collections.abc import Iterable
 from decimal import Decimal, DecimalException
+from pathlib import Path
 
 _NUMBER = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,4})?)\s*([A-Za-zµ]*)\s*")
 _MOST = 2**63 - 1  # what a column of the trace or the ledger holds
 _LONGEST_SHOWN = 60
+_MOST_INSIDE = 4  # files of a folder that are named
 _BYTES = {
     "": 1, "B": 1,
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
@@ -90,3 +92,22 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}known: {', '.join(sorted(names))}"
+
+
+def folder_words(path: Path, needed: str, ending: str = "") -> str:
+    """An error message about a folder where a file belongs; of files with that ending, what it holds."""
+    inside = sorted(p.name for p in path.glob(f"*{ending}")) if ending else []
+    more = f" and {len(inside) - _MOST_INSIDE} more" if len(inside) > _MOST_INSIDE else ""
+    holds = f" (it holds {', '.join(inside[:_MOST_INSIDE])}{more})" if inside else ""
+    return f"{path}: this is a folder{holds}, and {needed} is needed; name the file itself"
+
+
+def require_utf8(text: str, what: str) -> None:
+    """SpecError where a path has bytes that are no UTF-8: Python keeps them, and no file that names it can."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise SpecError(
+            f"{what} {text!a}: holds bytes that are no UTF-8, and what is written has to name it; rename it, or "
+            "choose another"
+        ) from None

@@ -298,7 +298,7 @@ def test_what_is_no_such_file_is_refused(name: str, tmp_path: Path, content: byt
 def test_absent_file_folder_and_device_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no such file"):
         reader(name)([tmp_path / "absent"])
-    with pytest.raises(TraceError, match="not a regular file"):
+    with pytest.raises(TraceError, match="this is a folder, and a trace file of another tool is needed; name the"):
         reader(name)([tmp_path])
     with pytest.raises(TraceError, match="not a regular file"):
         reader(name)([Path("/dev/zero")])

@@ -314,7 +314,7 @@ def test_a_folder_where_the_journal_belongs_is_the_users_to_mend(sweep_file, tmp
     (tmp_path / "out" / "sweep.yaml").write_text(_resolved(sweep_file))
     code, _, err = kvknee("run", sweep_file, "-o", tmp_path / "out")
     assert code == 2
-    assert "study.journal: is a directory; name a file, not a folder" in err
+    assert "study.journal: is a directory; a folder stands where a file is needed" in err
 
 
 def _resolved(path):

@@ -82,7 +82,7 @@ def test_a_short_text_that_stands_for_billions_is_refused() -> None:
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"absent\.yaml: no such file"):
         read_yaml(tmp_path / "absent.yaml")
-    with pytest.raises(SpecError, match="cannot be read as text"):
+    with pytest.raises(SpecError, match="this is a folder, and a YAML file is needed; name the file itself"):
         read_yaml(tmp_path)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SpecError, match="binary: cannot be read as text"):

@@ -17,6 +17,7 @@ from trials.formats.fields import whole as whole
 from trials.formats.links import Link, with_sessions
 from trials.formats.source import Source as Source
 from trials.trace import Ragged, Trace, TraceError, TraceMeta, make_trace
+from trials.units import folder_words
 
 _MOST_BYTES = 4 << 30  # of one source file
 _LONGEST_NS = 70 * 365 * 86_400 * 10**9
@@ -42,6 +43,8 @@ class Row:
 def read_source(path: Path, unit: str = "line") -> Source:
     """TraceError where the file is absent, empty, binary or not UTF-8."""
     try:
+        if path.is_dir():
+            raise TraceError(folder_words(path, "a trace file of another tool"))
         if path.exists() and not path.is_file():
             raise TraceError(f"{path}: not a regular file; name the trace file itself")
         if path.stat().st_size > _MOST_BYTES:
