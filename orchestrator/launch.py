@@ -42,7 +42,8 @@ class Launch:
     `servers` None: always by exec. `cores`: the worker and all that it starts stay on these; empty = anywhere.
     `facts` are written into attempt.json beside how the worker was started. `reader`: devices that are looked at
     while it runs; a trial that measured on a device that was slowed down is void. `caches`: variables that say
-    where engines keep what they compile, unless `engine.env` says so.
+    where engines keep what they compile, unless `engine.env` says so. `passing`: OUT is deleted when its files were
+    taken elsewhere; what the launcher writes there nobody else reads meanwhile, and it need not be on the disk.
     """
 
     package: Path
@@ -54,6 +55,7 @@ class Launch:
     facts: Mapping[str, Any] = field(default_factory=dict)
     reader: Reader | None = None
     caches: Mapping[str, str] = field(default_factory=dict)
+    passing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def follow(spec: TrialSpec, out: Path, how: Launch, stop: threading.Event | None
     Closing the iterator early ends the process group as well.
     """
     began = time.monotonic()
-    ask(spec, out)
+    ask(spec, out, passing=how.passing)
     code, ended_by = None, "never_started"
     with (out / "log.txt").open("ab", buffering=0) as log:
         try:
@@ -108,7 +110,8 @@ def follow(spec: TrialSpec, out: Path, how: Launch, stop: threading.Event | None
                 watch.stop()
         code = group.exit_code
     facts["held_s"] = time.monotonic() - began
-    add_facts(out, {**how.facts, **facts, **(_seen(watch, out) if watch is not None else {})})
+    seen = _seen(watch, out) if watch is not None else {}
+    add_facts(out, {**how.facts, **facts, **seen}, passing=how.passing)
     yield _outcome(code, ended_by, _words(ended_by, code, how.deadlines), began, out)
 
 
@@ -146,7 +149,7 @@ def _start(spec: TrialSpec, out: Path, how: Launch, log: IO[bytes]) -> tuple[Gua
     return start_by_exec([python, *how.worker, *arguments], env, out, log, how.cores), facts
 
 
-def add_facts(out: Path, facts: Mapping[str, Any]) -> None:
+def add_facts(out: Path, facts: Mapping[str, Any], *, passing: bool = False) -> None:
     """Add to attempt.json what the worker cannot know; where it left none, one with these alone."""
     path = out / "attempt.json"
     try:
@@ -154,18 +157,27 @@ def add_facts(out: Path, facts: Mapping[str, Any]) -> None:
     except (OSError, ValueError):
         known = {}
     text = json.dumps(known | dict(facts), indent=1, sort_keys=True) + "\n"
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    _write(path, text, passing)
 
 
-def ask(spec: TrialSpec, out: Path) -> None:
+def ask(spec: TrialSpec, out: Path, *, passing: bool = False) -> None:
     """Write what the trial is asked into its folder, and take away what an earlier attempt there answered."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "result.json").unlink(missing_ok=True)  # an earlier attempt's answer is not this one's
+    path = out / "spec.json"
     with contextlib.suppress(OSError, ValueError):
-        if TrialSpec.model_validate_json((out / "spec.json").read_text(encoding="utf-8")) == spec:
+        if json.loads(path.read_text(encoding="utf-8")) == spec.model_dump(mode="json"):
             return
     text = spec.model_dump_json(indent=1) + "\n"
-    write_whole(out / "spec.json", lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    _write(path, text, passing)
+
+
+def _write(path: Path, text: str, passing: bool) -> None:
+    """`passing`: as `Launch` has it."""
+    if passing:
+        path.write_text(text, encoding="utf-8")
+    else:
+        write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def environment(spec: TrialSpec, package: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import IO, Literal
 EndedBy = Literal["itself", "signal", "start_deadline", "run_deadline", "stop", "never_started"]
 
 _GUARD = Path(__file__).with_name("guard.py")
-_LOOK_S = 0.1  # how often a request to stop is looked for
+_LOOK_S = 0.1  # how often a request to stop is looked for, and progress is passed on at most
 _LINE_BYTES = 1 << 16
 
 
@@ -94,21 +94,23 @@ class ProcessGroup:
         self._lines = _Lines(guarded.stdout, log)
 
     def listen(self, deadlines: Deadlines, stop: threading.Event) -> Generator[str, None, EndedBy]:
-        """Yields the newest progress of each look; returns what ended the wait."""
+        """Yields the newest progress of each tenth of a second that it lasts; returns what ended the wait."""
         stdout, status = self._guarded.stdout, self._guarded.status
         limit, started = time.monotonic() + deadlines.start_s, False
+        newest, passed_on_s = None, time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
             selector.register(status, selectors.EVENT_READ)
             while True:
                 wait_s = max(0.0, min(_LOOK_S, limit - time.monotonic()))
                 ready = {key.fd for key, _ in selector.select(wait_s)}
-                newest = self._lines.read() if ready else None
+                newest = (self._lines.read() if ready else None) or newest
                 if self._lines.measuring and not started:
                     limit, started = time.monotonic() + deadlines.run_s, True
                     self.measuring.set()
-                if newest is not None:
+                if newest is not None and time.monotonic() - passed_on_s >= _LOOK_S:
                     yield newest
+                    newest, passed_on_s = None, time.monotonic()
                 if self._lines.ended and stdout in selector.get_map():
                     selector.unregister(stdout)
                 if status in ready:

@@ -142,7 +142,7 @@ class SlotActor:
             facts["load_before"] = os.getloadavg()[0]
         return Launch(
             self._package, terms.worker, order.deadlines, terms.how, self._servers, cores, facts, self._reader,
-            compile_caches(self._folder, order.engine_hash),
+            compile_caches(self._folder, order.engine_hash), passing=True,
         )  # fmt: skip
 
     def _answer(self, outcome: Outcome, out: Path) -> Answer:
