@@ -5,7 +5,7 @@ from statistics import fmean
 from orchestrator.markup import Cell, Value, badge, figures, folded, items, nothing, number, paragraph, table, text
 from orchestrator.plots_knee import knee_svg
 from orchestrator.shown import Sweep
-from orchestrator.shown_quantities import Quantity, knee_points, leaders, quantities
+from orchestrator.shown_quantities import Quantity, goal_cell, knee_points, leaders, quantities
 from search_spaces.outcome import CandidateOutcome, Confirmed, Interval, Outcome, Survival
 from search_spaces.verdicts import UNITS
 
@@ -76,7 +76,7 @@ def _range(c: CandidateOutcome) -> str:
     if c.value is None or not finite:
         return "not known"
     many = f" (mean of {len(finite)} repeats, {number(min(finite))} to {number(max(finite))})"
-    return number(c.value) + (many if len(finite) > 1 else " (one repeat: no interval)")
+    return c.least + number(c.value) + (many if len(finite) > 1 else " (one repeat: no interval)")
 
 
 def held_out(found: Confirmed) -> str:
@@ -109,8 +109,8 @@ def knee(sweep: Sweep) -> str:
     for i, s in enumerate(sweep.shown):
         row: list[Value] = [s.title, s.block_size, s.role, s.feasible]
         for nth, p in enumerate(points):
-            raced = nth == 0 and s.less_than is not None
-            row += [Cell(f"< {number(s.less_than)}", "n") if raced else p[i].middle, p[i].low, p[i].high]
+            middle = p[i].middle if nth else goal_cell(s, p[i].middle)
+            row += [middle, p[i].low, p[i].high]
         rows.append(row)
     marks = [s.role == "chosen" for s in sweep.shown]
     note = (
@@ -120,6 +120,8 @@ def knee(sweep: Sweep) -> str:
     raced_out = sum(s.less_than is not None for s in sweep.shown)
     if raced_out:
         note += f" {raced_out} were raced out: the table says what they stay below."
+    if any(s.at_least for s in sweep.shown):
+        note += " Where the ladder of loads ended before any load failed, a value is a lower bound (>=)."
     return (
         figures(drawn, [f"knee{i}" for i in range(len(drawn))])
         + paragraph(note, "note")

@@ -68,7 +68,7 @@ def _gained(winner: CandidateOutcome, default: CandidateOutcome) -> str:
         interval = f"; the default is behind the best by {spelt(default.behind_best)}"
     return (
         f"{winner.label} gained {winner.value / default.value - 1:+.1%} over the default, {default.label} "
-        f"({number(winner.value)} against {number(default.value)}{interval})."
+        f"({winner.least}{number(winner.value)} against {default.least}{number(default.value)}{interval})."
     )
 
 

@@ -8,6 +8,7 @@ import yaml
 from orchestrator.folder import TrialRecord
 from orchestrator.markup import Cell, Value, folded, listing, paragraph, table
 from orchestrator.shown import Sweep
+from orchestrator.shown_quantities import goal_cell, objective_of
 from trials.fingerprint import environment
 from trials.result import TrialResult
 
@@ -30,12 +31,16 @@ METRICS: list[tuple[str, Callable[[TrialResult], float | None]]] = [
 def candidates(sweep: Sweep) -> str:
     """Every candidate in numbers, and every trial with its state; why one is not feasible is with the verdicts."""
     head = ["candidate", "repeats", *(_heading(name, sweep) for name, _ in METRICS)]
+    goal = objective_of(sweep)
+    if goal.bounded:  # no metric of every trial, so it is not among METRICS
+        head.insert(2, f"{goal.panel.name}, {goal.panel.unit} ({goal.panel.evidence})")
     mixed = len({s.evidence for s in sweep.shown if s.results}) > 1
     rows: list[list[Value]] = []
     for s in sweep.shown:
         results = s.results
         means: list[Value] = [_mean([read(r) for r in results]) for _, read in METRICS]
-        rows.append([s.title, len(results), *means, *([Cell(s.evidence, "text")] if mixed else [])])
+        capacity = [goal_cell(s, _mean([goal.read(r) for r in results]))] if goal.bounded else []
+        rows.append([s.title, len(results), *capacity, *means, *([Cell(s.evidence, "text")] if mixed else [])])
     head += ["evidence"] if mixed else []
     marks = [s.role == "chosen" for s in sweep.shown]
     each_head = ["trial", "candidate", "as", "repeat", "state", "attempts", "reused from", "reason"]

@@ -2,7 +2,7 @@
 
 from orchestrator.markup import Value, figures, folded, nothing, paragraph, table
 from orchestrator.plots_points import Cloud, Point, cloud_svg
-from orchestrator.screened import ScreenReport, ScreenRow, load_screen, whether_followed
+from orchestrator.screened import ScreenReport, ScreenRow, incomparable, load_screen, whether_followed
 from orchestrator.shown import Sweep
 from orchestrator.shown_quantities import objective_of
 
@@ -39,7 +39,7 @@ def screened(sweep: Sweep) -> str:
 def _agreement(report: ScreenReport) -> str:
     end = f" It was {whether_followed(report)}."
     if report.tau is None or report.regret is None:
-        return f"{report.measured} candidates were measured: too few to say how well the screen orders them.{end}"
+        return f"{report.measured} candidates were measured: {incomparable(report)}.{end}"
     return (
         f"Over {report.measured} measured candidates Kendall's tau is {report.tau:.2f}; the screen's first choice "
         f"is {report.regret:.1%} under the best of them.{end}"

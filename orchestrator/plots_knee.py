@@ -28,6 +28,12 @@ class KneePoint:
     in_space: bool = True  # False: a control outside the searched space, off the line
     leads: bool = True
     control: bool = False  # answers to a control, whatever else it is
+    at_least: bool = False  # the middle is a lower bound
+
+    @property
+    def least(self) -> str:
+        """What stands before its value where that is a lower bound."""
+        return ">= " if self.at_least else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ def knee_svg(points: Sequence[KneePoint], panel: Panel, key: str) -> str:
 def knee_words(points: Sequence[KneePoint], panel: Panel) -> str:
     """What the picture shows, for those who hear it. The best of each block size, where there are many."""
     named = [p for p in points if p.middle is not None and (p.leads or p.role == "chosen" or not p.in_space)]
-    values = [f"{p.label} {p.middle:.4g}" for p in named]
+    values = [f"{p.label} {p.least}{p.middle:.4g}" for p in named]
     chosen = [p.label for p in points if p.role == "chosen"]
     limit = f" Limit {panel.limit:g} {panel.unit}." if panel.limit is not None else ""
     picked = f" Chosen: {chosen[0]}." if chosen else " Nothing is chosen."
@@ -88,6 +94,7 @@ def _draw_knee(drawn: Any, points: Sequence[KneePoint], panel: Panel) -> None:
             _scatter(axes, group, marker, PALETTE[colour], size)
     _ring_controls(axes, points)
     _name_controls(axes, points)
+    _mark_bounds(axes, points)
     if panel.limit is not None:
         axes.axhline(
             panel.limit, color=PALETTE["vermilion"], ls="--", lw=1, label=f"SLO {panel.limit:g} {panel.unit}"
@@ -131,6 +138,12 @@ def _name_controls(axes: Any, points: Sequence[KneePoint]) -> None:
         middle = next(p.middle for p in points if p.label == labels[0])
         words = ", ".join(labels)
         axes.annotate(words[:40], (size, middle), (5, 9), textcoords="offset points", ha="right", fontsize=7)
+
+
+def _mark_bounds(axes: Any, points: Sequence[KneePoint]) -> None:
+    """A sign above what is a lower bound."""
+    for at in sorted({(p.block_size, p.middle) for p in points if p.at_least}):
+        axes.annotate("≥", at, (0, 7), textcoords="offset points", ha="center", fontsize=8)
 
 
 def _scatter(axes: Any, group: Sequence[KneePoint], marker: str, colour: str, size: int) -> None:

@@ -68,7 +68,7 @@ def knee_live(points: Sequence[KneePoint], panel: Panel) -> Item:
     leads = sorted((p for p in shown if p.in_space and p.leads), key=lambda p: p.block_size)
     drawn.line([p.block_size for p in leads], [p.middle for p in leads], color=PALETTE["blue"], alpha=0.6)
     told = [
-        ("candidate", "@label"), ("block size", "@x tokens"), (panel.name, f"@y{{0,0.[000]}} {panel.unit}"),
+        ("candidate", "@label"), ("block size", "@x tokens"), (panel.name, f"@least@y{{0,0.[000]}} {panel.unit}"),
         ("range", "@low{0,0.[000]} to @high{0,0.[000]}"), ("feasible", "@feasible"), ("role", "@role"),
     ]  # fmt: skip
     both = [p for p in shown if p.control and p.role != "control"]
@@ -83,7 +83,7 @@ def knee_live(points: Sequence[KneePoint], panel: Panel) -> Item:
 def _of_knee(p: KneePoint) -> Item:
     return {
         "label": p.label, "x": p.block_size, "y": p.middle, "low": p.low, "high": p.high, "role": p.role,
-        "feasible": "yes" if p.feasible else "no",
+        "feasible": "yes" if p.feasible else "no", "least": p.least,
     }  # fmt: skip
 
 

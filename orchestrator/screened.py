@@ -181,9 +181,21 @@ def whether_followed(report: ScreenReport) -> str:
     return f"followed, though {report.misled}" if report.misled else "followed"
 
 
+def incomparable(report: ScreenReport) -> str:
+    """Why there is no order to compare; empty where there is one."""
+    if report.tau is not None:
+        return ""
+    both = [row for row in report.rows if row.measured is not None]
+    if len(both) < 2:
+        return "too few to compare"
+    if len({(row.measured, row.measured_over) for row in both}) == 1:
+        return "all came to the same, so there is no order to compare"
+    return "the screen gave all of them the same, so it has no order to compare"
+
+
 def _words(report: ScreenReport, found: Agreement) -> str:
     if found.tau is None or found.regret is None:
-        how = f"{found.measured} candidates measured: too few to compare"
+        how = f"{found.measured} candidates measured: {incomparable(report)}"
     else:
         how = (
             f"Kendall's tau {found.tau:.2f} over {found.measured} measured candidates, its first choice "

@@ -38,6 +38,7 @@ class Shown:
     why_not: tuple[str, ...] = ()
     controls: tuple[str, ...] = ()  # the controls that it answers to
     less_than: float | None = None  # raced out: what its value stays below
+    at_least: bool = False  # its value is a lower bound: the ladder of loads ended before any load failed
 
     @property
     def title(self) -> str:
@@ -220,7 +221,7 @@ def _known(candidate: CandidateOutcome, outcome: Outcome, by_number: dict[int, T
         role = "control"
     records = tuple(by_number[n] for n in candidate.trials if n in by_number)
     return Shown(candidate.label, candidate.block_size, role, candidate.in_space, candidate.feasible, records,
-                 candidate.why_not, candidate.controls, candidate.less_than)  # fmt: skip
+                 candidate.why_not, candidate.controls, candidate.less_than, candidate.at_least)  # fmt: skip
 
 
 def labels(records: Sequence[TrialRecord], outcome: Outcome | None) -> dict[int, str]:
@@ -252,4 +253,5 @@ def _unjudged(label: str, group: Sequence[TrialRecord]) -> Shown:
     )
     role: Role = "control" if first.control is not None else "candidate"
     controls = (first.control,) if first.control is not None else ()
-    return Shown(label, size, role, first.control is None, holds, tuple(group), (), controls)
+    open_ended = any(r.capacity is not None and r.capacity.at_least for r in results)
+    return Shown(label, size, role, first.control is None, holds, tuple(group), (), controls, at_least=open_ended)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from orchestrator.markup import Cell, Value, number
 from orchestrator.plots_knee import KneePoint, Panel
 from orchestrator.shown import Shown, Sweep
 from trials.result import TrialResult
@@ -23,11 +24,15 @@ Read = Callable[[TrialResult], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What a panel plots, and how it is read from a result. None = not finite. `spread`: a range of its own."""
+    """What a panel plots, and how it is read from a result. None = not finite. `spread`: a range of its own.
+
+    `bounded`: a candidate's value can be a lower bound.
+    """
 
     panel: Panel
     read: Read
     spread: Callable[[TrialResult], tuple[float | None, float | None]] = lambda result: (None, None)
+    bounded: bool = False
 
 
 def objective_of(sweep: Sweep) -> Quantity:
@@ -38,7 +43,7 @@ def objective_of(sweep: Sweep) -> Quantity:
         return Quantity(panel, lambda r: r.metrics.qualified_output_throughput)
     over = next((r.capacity.over for s in sweep.shown for r in s.results if r.capacity is not None), "rate_scale")
     panel = Panel("Capacity", _LOADS.get(over, over), evidence)
-    return Quantity(panel, lambda r: r.metrics.capacity_load, _windows)
+    return Quantity(panel, lambda r: r.metrics.capacity_load, _windows, bounded=True)
 
 
 def _windows(result: TrialResult) -> tuple[float | None, float | None]:
@@ -95,9 +100,17 @@ def knee_points(shown: Sequence[Shown], quantity: Quantity, leads: frozenset[str
                 s.in_space,
                 s.label in leads,
                 bool(s.controls),
+                quantity.bounded and s.at_least,
             )
         )
     return points
+
+
+def goal_cell(shown: Shown, value: float | None) -> Value:
+    """A candidate's value of the objective in a table: with what it stays below, or what it is at least."""
+    if shown.less_than is not None:
+        return Cell(f"< {number(shown.less_than)}", "n")
+    return Cell(f">= {number(value)}", "n") if shown.at_least and value is not None else value
 
 
 def leaders(sweep: Sweep) -> frozenset[str]:

@@ -12,6 +12,7 @@ from orchestrator.markup import in_bytes
 from search_spaces.noise import planned_words
 from search_spaces.outcome import Outcome
 from search_spaces.space import Space
+from search_spaces.verdicts import first_named
 from trials.result import Accounts, Percentiles, TrialResult
 from trials.spec import PoolSpec
 from trials.static_batch import Compared
@@ -50,7 +51,7 @@ def _from_here(path: Path) -> Path:
 def outcome_lines(outcome: Outcome) -> list[str]:
     lines = [f"outcome: {outcome.sentence}"]
     if outcome.tied:
-        lines.append(f"tied set: {', '.join(outcome.tied)}  ({outcome.noise})")
+        lines.append(f"tied set: {first_named(outcome.tied)}  ({outcome.noise})")
     if outcome.binding:
         lines.append(f"binding clause: {outcome.binding}")
     lines += _again_lines(outcome)

@@ -58,6 +58,11 @@ class CandidateOutcome(_Model):
     tied: bool = False
     evidence: str = ""
 
+    @property
+    def least(self) -> str:
+        """What stands before its value where that is a lower bound."""
+        return ">= " if self.at_least else ""
+
 
 class VerdictRow(_Model):
     """One line of the verdict table."""

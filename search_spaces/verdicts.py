@@ -20,7 +20,7 @@ from search_spaces.pareto import front
 from search_spaces.slots import effect_words
 from search_spaces.space import Space
 
-_MOST_NAMED = 8  # ties in a sentence; the table has all
+_MOST_NAMED = 6  # candidates of a sentence; the tables have all
 _MOST = {
     "qualified_output_throughput": "most qualified tokens among the feasible",
     "capacity_load": "the largest load among the feasible",
@@ -67,6 +67,12 @@ def label(candidate: Candidate, space: Space) -> str:
     if candidate.in_space or not candidate.controls:
         return space.label(candidate.policy)
     return candidate.controls[0]
+
+
+def first_named(labels: Sequence[str]) -> str:
+    """As a sentence names them: where they are many the first, and how many more there are."""
+    more = f" and {len(labels) - _MOST_NAMED} more" if len(labels) > _MOST_NAMED else ""
+    return f"{', '.join(labels[:_MOST_NAMED])}{more}"
 
 
 def _with_intervals(decision: Decision) -> list[tuple[Candidate, Interval | None]]:
@@ -152,11 +158,10 @@ def _sentence(decision: Decision, space: Space, rules: Rules, miss: NearestMiss 
     name, unit = label(winner, space), UNITS.get(rules.objective, rules.objective)
     value = f"{_least(winner)}{shown(winner.value or 0)} {unit}"
     others = [label(c, space) for c in decision.choice.tied if c is not winner]
-    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-    ties = f"; tied with {', '.join(others[:_MOST_NAMED])}{more}" if others else ""
+    ties = f"; tied with {first_named(others)}" if others else ""
     bound = f"; {winner.binding.text} binds" if winner.binding else ""
     worse = f"; {beyond}" if (beyond := _beyond(decision, space)) else ""
-    missing = ", ".join(decision.missing)
+    missing = first_named(decision.missing)
     if decision.kind == "flat":
         effect = f"{decision.smallest_effect or rules.min_gain:.1%}"
         keep = "keep the default" if winner.is_default else "the default is not among them, take the least waste"
@@ -177,7 +182,7 @@ def _beyond(decision: Decision, space: Space) -> str:
         unable = c.less_than is None and not c.feasible
         kind = "does not survive" if c.policy in barred else "not feasible" if unable else "measured and worse"
         kinds[kind].append(label(c, space))
-    return "; ".join(f"{', '.join(labels)} {kind}" for kind, labels in kinds.items() if labels)
+    return "; ".join(f"{first_named(labels)} {kind}" for kind, labels in kinds.items() if labels)
 
 
 def _least(c: Candidate) -> str:

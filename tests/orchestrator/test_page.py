@@ -252,6 +252,32 @@ def test_a_raced_out_candidate_says_what_it_stays_below(sweep: SweepFolder) -> N
     assert "1 were raced out" in page.sections["knee"]
 
 
+def test_a_capacity_at_the_ladders_end_is_a_lower_bound_wherever_it_is_shown(sweep: SweepFolder) -> None:
+    """What went wrong: knee.json knew it, and answer, tables and plots showed the bare number."""
+    outcome = sweep.load_outcome()
+    assert outcome is not None
+    for record in sweep.load_trials():
+        assert record.folder is not None
+        result = load_result(record.folder / "result.json")
+        metrics = result.metrics.model_copy(update={"capacity_load": 40.0})
+        save_result(result.model_copy(update={"metrics": metrics}), record.folder / "result.json")
+    told = tuple(
+        c.model_copy(
+            update={"value": 40.0, "values": (40.0,) * len(c.values), "at_least": c.label == outcome.winner}
+        )
+        for c in outcome.candidates
+    )
+    page = _with(sweep, candidates=told, objective="capacity_load")
+    assert f"{outcome.winner}: >= 40 (mean of 2 repeats, 40 to 40), in load." in page.sections["answer"]
+    assert f"{outcome.winner} >= 40" in page.sections["knee"]  # what the picture says
+    assert "a value is a lower bound" in page.sections["knee"]
+    for name in ("knee", "candidates"):
+        cells = page.sections[name].split(f"{outcome.winner} (chosen)")[1]
+        assert ">= 40" in cells[:60]
+        assert page.sections[name].count(">= 40") == (2 if name == "knee" else 1)
+    assert "Capacity, x the trace's rate (modelled)" in page.sections["candidates"]
+
+
 def test_the_front_is_the_one_that_was_asked_for(sweep: SweepFolder) -> None:
     def waste_of(number: int) -> float:
         result = sweep.load_trials()[number].result

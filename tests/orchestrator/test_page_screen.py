@@ -45,11 +45,30 @@ def test_both_numbers_and_their_agreement_are_shown(sweep: SweepFolder) -> None:
 
 
 def test_a_screen_that_was_dropped_or_cannot_be_judged_says_why(sweep: SweepFolder) -> None:
-    path = save_screen(sweep, _report(measured=2, dropped="its first choice fell"))
+    rows = _report().rows[:1] + _report().rows[2:]
+    path = save_screen(sweep, _report(measured=1, rows=rows, dropped="its first choice fell"))
     html = screened(read_sweep(sweep))
     path.unlink()
-    assert "2 candidates were measured: too few" in html
+    assert "1 candidates were measured: too few to compare." in html
     assert "It was dropped: its first choice fell." in html
+
+
+@pytest.mark.parametrize(
+    ("alike", "words"),
+    [
+        ({"measured": 7.0, "measured_over": 0.0}, "2 candidates were measured: all came to the same"),
+        ({"value": 7.0, "over": 0.0}, "2 candidates were measured: the screen gave all of them the same"),
+    ],
+)
+def test_where_all_are_alike_the_page_says_that_and_not_that_they_are_few(
+    alike: dict[str, float], words: str, sweep: SweepFolder
+) -> None:
+    rows = tuple(r.model_copy(update=alike) if r.measured is not None else r for r in _report().rows)
+    path = save_screen(sweep, _report(measured=2, rows=rows))
+    html = screened(read_sweep(sweep))
+    path.unlink()
+    assert words in html
+    assert "too few" not in html
 
 
 def test_a_broken_screen_counts_as_none(sweep: SweepFolder) -> None:

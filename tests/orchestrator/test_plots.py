@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,6 +80,14 @@ def test_the_knee_says_evidence_limit_and_choice_in_words() -> None:
     assert "Limit 500 ms. Chosen: block_size=16." in svg
     assert "TTFT p99 (modelled)" in svg
     assert "SLO 500 ms" in svg
+
+
+def test_a_lower_bound_has_its_sign_in_the_words_and_in_the_picture() -> None:
+    bound = replace(POINTS[1], at_least=True)
+    svg = knee_svg([POINTS[0], bound], PANEL, "k")
+    assert "block_size=4 450, block_size=16 &gt;= 300." in svg
+    assert "≥" in svg
+    assert "≥" not in knee_svg(POINTS, PANEL, "k")
 
 
 def test_a_knee_without_values_is_still_a_plot() -> None:

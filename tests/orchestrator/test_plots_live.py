@@ -1,6 +1,7 @@
 """Live plots: what Bokeh is given, in stand-in colours, without the network."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from test_plots import PANEL, POINTS
@@ -29,6 +30,12 @@ def test_a_live_knee_holds_label_range_and_feasibility_of_each_point() -> None:
     assert "block_size=64" not in text  # it has no value
     assert '["low", [440.0]]' in text
     assert '["feasible", ["no"]]' in text
+
+
+def test_a_live_knee_says_which_value_is_a_lower_bound() -> None:
+    text = json.dumps(knee_live([replace(POINTS[1], at_least=True)], PANEL))
+    assert '["least", [">= "]]' in text
+    assert "@least@y" in text
 
 
 def test_the_ledgers_source_waits_for_every_account() -> None:

@@ -217,6 +217,14 @@ def test_what_was_measured_stands_beside_what_was_screened(tmp_path):
     assert any("Kendall's tau 1.00 over 7 measured candidates" in note for note in outcome.notes)
 
 
+def test_candidates_that_all_came_to_the_same_are_said_to_be_alike_and_not_few(tmp_path):
+    """What went wrong: seven that were equal were `too few to compare`."""
+    sweep = screened(tmp_path)
+    ran = drive(tmp_path / "out", sweep, answer=lambda job: make_result(100.0))
+    notes = conclude(ran.folder, sweep).outcome.notes
+    assert any("7 candidates measured: all came to the same, so there is no order" in note for note in notes)
+
+
 def test_nothing_is_compared_where_nothing_was_screened(tmp_path):
     sweep = make_sweep(tmp_path)
     assert compared(SweepFolder(tmp_path), sweep, []) == ""

@@ -137,6 +137,14 @@ def test_a_tied_set_that_reaches_the_end_is_an_edge_although_its_winner_is_insid
     assert "block_size=4 measured and worse" in found.sentence
 
 
+def test_a_sentence_names_six_and_how_many_more_and_the_tables_have_all():
+    found = outcome(sweep({size: [100, 100, 100] for size in HILL}))
+    assert len(found.tied) == len(HILL) == 9
+    assert found.sentence.count("block_size=") == 1 + 6
+    assert "and 2 more" in found.sentence
+    assert [f"block_size={size}" for size in HILL] == sorted(found.tied, key=lambda t: int(t.split("=")[1]))
+
+
 def test_what_lies_beyond_is_told_by_why_it_is_not_the_winner():
     """What went wrong: one that holds more and misses its SLO, or falls under bursts, was `measured and worse`."""
     values = hill(b8=[200, 201, 199], b32=[make_result(300.0, ttft=600.0)] * 3)
