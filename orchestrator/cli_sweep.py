@@ -1,5 +1,6 @@
 """The bodies of `run`, `resume`, `status` and `report`."""
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -140,6 +141,7 @@ def _drive(folder: SweepFolder, sweep: Sweep, tracker: Tracker, limits: Limits) 
         try:
             rooms = Rooms(folder, executor, tracker, viewer, build_digest())
             driver = Driver(sweep, rooms, *rules(limits, sweep, folder))
+            gc.freeze()  # what libraries made at import stays: a collector need not walk it again and again
             driver.run()
         finally:
             executor.close()

@@ -6,6 +6,7 @@ attempt.json, requests.parquet, ledger.parquet, log.txt, lost.json where no resu
 """
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -50,13 +51,19 @@ class TrialCard(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One execution. `info` is attempt.json (host, wall times, probe_s, engine_start ...), {} where absent."""
+    """One execution. `info` is attempt.json (host, wall times, probe_s, engine_start ...), `loss` is lost.json; {}
+    where absent."""
 
     number: int
     folder: Path
     result: TrialResult | None
     info: dict[str, Any]
-    lost: str | None = None  # why no result came
+    loss: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def lost(self) -> str | None:
+        """Why no result came, or why it is not credited."""
+        return str(self.loss["reason"]) if "reason" in self.loss else None
 
     @property
     def probe_s(self) -> float | None:
@@ -170,7 +177,9 @@ class SweepFolder:
         return TrialRecord(card, attempts, chosen.result, chosen.folder, chosen.info)
 
     def save_card(self, card: TrialCard) -> None:
-        write_text(self.card(card.number), card.model_dump_json(indent=1) + "\n")
+        """The disk is waited for when the trial is over: the card of one that runs is written with each attempt."""
+        write = write_soon if card.state == "running" else write_text
+        write(self.card(card.number), card.model_dump_json(indent=1) + "\n")
 
     def _with_reused(self, record: TrialRecord, records: dict[int, TrialRecord]) -> TrialRecord:
         source = records.get(record.card.reused_from) if record.card.reused_from is not None else None
@@ -181,13 +190,12 @@ class SweepFolder:
 
 def read_attempt(folder: Path, number: int) -> AttemptRecord:
     """What an attempt left; a result that is not whole counts as none."""
-    lost = read_json(folder / "lost.json")
     try:
         result: TrialResult | None = load_result(folder / "result.json")
     except (OSError, ValueError):
         result = None
-    reason = str(lost["reason"]) if "reason" in lost else None
-    return AttemptRecord(number, folder, result, read_json(folder / "attempt.json"), reason)
+    info, loss = read_json(folder / "attempt.json"), read_json(folder / "lost.json")
+    return AttemptRecord(number, folder, result, info, loss)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -200,5 +208,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Whole or not at all, and on the disk itself."""
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_soon(path: Path, text: str) -> None:
+    """Whole or not at all, also where the driver is killed; a power cut may leave it empty, or its forerunner."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.soon")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        error.filename = str(path)
+        raise

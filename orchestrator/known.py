@@ -1,21 +1,18 @@
 """What a sweep knows already: finished trials by what they were asked, and trials that wait for others."""
 
-from collections.abc import Callable
-
 from orchestrator.folder import TrialCard, TrialRecord
 from trials.spec import TrialSpec
-
-Asks = Callable[[TrialSpec], str]  # the hash of what a spec asks, whatever a race knew when it asked
 
 
 class Known:
     """Results of one build of the engine, to be used again, and trials that wait.
 
-    A result in full answers a raced question too; a bound answers those that ask for no more than it says.
+    A question is the hash of what a spec asks, whatever a race knew when it asked. A result in full answers a raced
+    question too; a bound answers those that ask for no more than it says.
     """
 
-    def __init__(self, build: str, asks: Asks) -> None:
-        self._build, self._asks = build, asks
+    def __init__(self, build: str) -> None:
+        self._build = build
         self._whole: dict[str, TrialRecord] = {}  # question -> the first finished trial of this build
         self._bounds: dict[str, TrialRecord] = {}  # question -> the one that was raced out at the lowest load
         self._waiting: dict[int, list[TrialCard]] = {}  # trial that runs -> trials that wait for it
@@ -24,20 +21,20 @@ class Known:
     def num_waiting(self) -> int:
         return sum(len(cards) for cards in self._waiting.values())
 
-    def learn(self, record: TrialRecord) -> None:
-        """A finished trial; what has no result of its own, or is another build's, teaches nothing."""
+    def learn(self, record: TrialRecord, asked: str) -> None:
+        """A finished trial and its question; one without a result, or of another build, teaches nothing."""
         card = record.card
         if record.result is None or card.build != self._build or card.reused_from is not None:
             return
-        asked, bound = self._asks(card.spec), _bound(record)
+        bound = _bound(record)
         if bound is None:
             self._whole.setdefault(asked, record)
         elif asked not in self._bounds or bound < (_bound(self._bounds[asked]) or 0.0):
             self._bounds[asked] = record
 
-    def answer(self, spec: TrialSpec) -> TrialRecord | None:
-        """The finished trial that answers this one."""
-        asked, ladder = self._asks(spec), spec.measure.ladder
+    def answer(self, asked: str, spec: TrialSpec) -> TrialRecord | None:
+        """The finished trial that answers this question, as this spec asks it."""
+        ladder = spec.measure.ladder
         if asked in self._whole:
             return self._whole[asked]
         found = self._bounds.get(asked)

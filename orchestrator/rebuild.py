@@ -44,7 +44,7 @@ def rebuild_tracking(folder: SweepFolder, sweep: Sweep, found: Conclusion) -> Re
     for record in records:
         for attempt in record.attempts:
             if attempt.result is not None or attempt.lost is not None:
-                tracker.record(attempt_entry(record.card, attempt.folder, attempt.number, facts))
+                tracker.record(attempt_entry(record.card, attempt, facts))
                 runs += 1
     ended = ended_entry(folder, sweep, found.outcome, found.recipe)
     tracker.record(ended if _whole(records) else replace(begun_entry(folder, sweep), status="KILLED"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.config import Sweep
 from orchestrator.entries import Content, SweepEntry, TrialEntry
-from orchestrator.folder import SweepFolder, TrialCard, read_attempt, read_json
+from orchestrator.folder import AttemptRecord, SweepFolder, TrialCard
 from search_spaces.outcome import Outcome
 
 
@@ -30,9 +30,9 @@ def facts_of(sweep: Sweep) -> SweepFacts:
     return SweepFacts(found, sweep.trace_digest)
 
 
-def attempt_entry(card: TrialCard, folder: Path, number: int, facts: SweepFacts) -> TrialEntry:
-    """An attempt that ended, from its folder; lost.json outweighs a result that was not credited."""
-    attempt, lost = read_attempt(folder, number), read_json(folder / "lost.json")
+def attempt_entry(card: TrialCard, attempt: AttemptRecord, facts: SweepFacts) -> TrialEntry:
+    """An attempt that ended, as it stands on disk; lost.json outweighs a result that was not credited."""
+    folder, lost = attempt.folder, attempt.loss
     result = None if attempt.lost is not None else attempt.result
     controls = facts.controls_of.get(card.spec_hash, ())
     labels = [("kvknee.control", ",".join(controls))] if controls else []
@@ -49,7 +49,7 @@ def attempt_entry(card: TrialCard, folder: Path, number: int, facts: SweepFacts)
         labels += [("kvknee.reason", attempt.lost)] if attempt.lost else []
     if isinstance(slot := lost.get("slot"), str) and slot:
         labels.append(("kvknee.slot", slot))
-    return TrialEntry(card.number, number, card.spec, result, folder, *_times_ms(folder), tuple(labels))
+    return TrialEntry(card.number, attempt.number, card.spec, result, folder, *_times_ms(folder), tuple(labels))
 
 
 def _times_ms(folder: Path) -> tuple[int, int]:

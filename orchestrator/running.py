@@ -3,16 +3,28 @@
 Order of truth: the result file, then the tracker's spool. Whatever a killed driver left on disk is taken up here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.attempts import MAX_LOSSES, deciding, measure_again, off_by
 from orchestrator.config import Sweep
 from orchestrator.executors import Done, Job, Lost, Progress
-from orchestrator.folder import State, TrialCard, TrialRecord, read_attempt, write_text
+from orchestrator.folder import (
+    AttemptRecord,
+    State,
+    TrialCard,
+    TrialRecord,
+    read_attempt,
+    read_json,
+    write_soon,
+    write_text,
+)
 from orchestrator.remembered import SweepFacts, attempt_entry
 from orchestrator.rooms import Rooms
 from trials.fingerprint import canonical_json
 from trials.result import TrialResult
+from trials.spec import TrialSpec
 
 
 @dataclass(slots=True)
@@ -27,7 +39,10 @@ class Active:
 
 
 class Running:
-    """What runs. Cards come back finished: with the attempt that counts, or with the reason why none does."""
+    """What runs. Trials come back finished: with the attempt that counts, or with the reason why none does.
+
+    What an attempt left is read once, from the disk: nothing else counts, whatever an executor says of it.
+    """
 
     def __init__(self, sweep: Sweep, rooms: Rooms, facts: SweepFacts) -> None:
         self._sweep, self._rooms, self._facts = sweep, rooms, facts
@@ -57,8 +72,11 @@ class Running:
         return sum(self.walls_s) + sum(now_s - active.started_s for active in self._active.values())
 
     def take_in(self, record: TrialRecord) -> None:
-        """Remember the speed probes of an earlier driver's trial."""
-        self._probes[record.number] = [a.probe_s for a in record.attempts if a.probe_s]
+        """Remember the speed probes of an earlier driver's trial; write anew what a power cut took of its specs."""
+        for attempt in record.attempts:
+            if attempt.result is not None and not read_json(attempt.folder / "spec.json"):
+                self._write_spec(attempt.folder, record.spec)
+        self._probed(record.number, [a.probe_s for a in record.attempts if a.probe_s])
 
     def go_on(self, at_once: int) -> None:
         """Start what waits for another attempt, as far as slots are free."""
@@ -71,31 +89,33 @@ class Running:
         attempt = max(folder.attempts(card.number), default=0) + 1
         path = folder.attempt(card.number, attempt)
         folder.save_card(card)
-        write_text(path / "spec.json", canonical_json(card.spec.model_dump(mode="json")) + "\n")
+        self._write_spec(path, card.spec)
         where = self._sweep.config.executor
         deadlines = where.start_deadline_s, where.run_deadline_s
         job = Job(card.number, attempt, card.spec, path, *deadlines, slot=card.slot, avoid=lost_on)
         self._active[card.number] = Active(card, job, self._rooms.now_s(), lost_on)
         self._rooms.executor.submit(job)
 
-    def stands(self, card: TrialCard) -> bool:
-        """Whether an earlier driver got an answer to this very trial and was killed before it could tell.
+    def stood(self, card: TrialCard, standing: TrialRecord) -> TrialRecord | None:
+        """The finished trial, where an earlier driver got an answer to this very one and was killed before it could
+        tell; `standing`: what it left of the trial of this number.
 
         Its attempts are remembered anew: entries are known by trial and attempt, so none stands twice.
         """
-        standing = self._rooms.folder.load_trial(card.number)
-        if standing is None:
-            return False
         same = (standing.card.spec_hash, standing.card.build) == (card.spec_hash, card.build)
         for attempt in standing.attempts:
-            job = Job(card.number, attempt.number, standing.spec, attempt.folder)
             if attempt.result is None and attempt.lost is None:
+                job = Job(card.number, attempt.number, standing.spec, attempt.folder)
                 self._write_loss(Lost(job, "the driver ended while it ran", True, 0.0, ""))
-            self._remember(standing.card, job)
-        return same and deciding(standing.attempts, ()) is not None
+                self._remember(standing.card, read_attempt(attempt.folder, attempt.number))
+            else:
+                self._remember(standing.card, attempt)
+        if not same or deciding(standing.attempts, ()) is None:
+            return None
+        return self._settled(card, standing.attempts)
 
-    def hear(self, event: Done | Lost | Progress) -> TrialCard | None:
-        """What an executor says. The finished card where that ends a trial, else None."""
+    def hear(self, event: Done | Lost | Progress) -> TrialRecord | None:
+        """What an executor says. The finished trial where that ends one, else None."""
         active = self._active.get(event.job.number)
         if active is None or active.job.attempt != event.job.attempt:
             return None  # an attempt that was given up
@@ -106,9 +126,9 @@ class Running:
         self.walls_s.append(event.wall_s)
         return self._lost(active, event) if isinstance(event, Lost) else self._done(active, event)
 
-    def _lost(self, active: Active, event: Lost) -> TrialCard | None:
+    def _lost(self, active: Active, event: Lost) -> TrialRecord | None:
         self._write_loss(event)
-        self._remember(active.card, active.job)
+        self._remember(active.card, read_attempt(active.job.folder, active.job.attempt))
         lost_on = (*active.lost_on, event.slot)
         if event.infrastructure and len(lost_on) < MAX_LOSSES:
             self._say(active.card, f"attempt lost ({_line(event.reason)}); trying again")
@@ -119,11 +139,15 @@ class Running:
         if event.infrastructure:
             kind = f"lost {len(lost_on)} times by the infrastructure"
         self._say(active.card, f"{kind}: {_line(event.reason)}")
-        return active.card.model_copy(update={"state": state, "reason": f"{kind}: {event.reason}"})
+        return TrialRecord(active.card.model_copy(update={"state": state, "reason": f"{kind}: {event.reason}"}), ())
 
     def _say(self, card: TrialCard, text: str) -> None:
         self.fault = f"trial {card.number}: {text}"
         self._rooms.viewer.say(self.fault)
+
+    def _write_spec(self, attempt: Path, spec: TrialSpec) -> None:
+        """Not waited for: the card has it too."""
+        write_soon(attempt / "spec.json", canonical_json(spec.model_dump(mode="json")) + "\n")
 
     def _write_loss(self, lost: Lost) -> None:
         record = {
@@ -132,24 +156,32 @@ class Running:
         }  # fmt: skip
         write_text(lost.job.folder / "lost.json", canonical_json(record) + "\n")
 
-    def _done(self, active: Active, event: Done) -> TrialCard | None:
+    def _done(self, active: Active, event: Done) -> TrialRecord | None:
         card = active.card
         attempt = read_attempt(event.job.folder, event.job.attempt)
         wrong = self._not_ours(card, attempt.result)
         if wrong:
             return self._lost(active, Lost(event.job, wrong, attempt.result is None, event.wall_s, event.slot))
-        self._remember(card, event.job)
-        others = self._others(card)
-        before = len(self._probes.setdefault(card.number, []))
+        self._remember(card, attempt)
+        others, before = self._others(card), len(self._probes.get(card.number, ()))
         if attempt.probe_s:
-            self._probes[card.number].append(attempt.probe_s)
+            self._probed(card.number, [attempt.probe_s])
         complete = event.result.status == "complete" and self._sweep.measured
         if complete and measure_again(attempt.probe_s, others, before):
             off = off_by(attempt.probe_s or 0.0, others)
             self._say(card, f"the machine's speed was off by {off:+.0%}; measured again")
             self._again.append((card, active.lost_on))
             return None
-        return self.settled(card)
+        return self._settled(card, [*self._earlier(event.job), attempt])
+
+    def _earlier(self, job: Job) -> list[AttemptRecord]:
+        folder = self._rooms.folder
+        others = (k for k in folder.attempts(job.number) if k != job.attempt)
+        return [read_attempt(folder.attempt(job.number, k), k) for k in others]
+
+    def _probed(self, number: int, probes_s: list[float]) -> None:
+        if probes_s:
+            self._probes.setdefault(number, []).extend(probes_s)
 
     def _others(self, card: TrialCard) -> list[float]:
         return [p for number, probes in self._probes.items() if number != card.number for p in probes]
@@ -166,10 +198,9 @@ class Running:
                 return f"the result's {name} hash is {got[:12]}, asked was {asked[:12]}"
         return None
 
-    def settled(self, card: TrialCard) -> TrialCard:
-        """The card with the attempt that counts; at least one must have answered."""
-        folder, others = self._rooms.folder, self._others(card)
-        attempts = [read_attempt(folder.attempt(card.number, k), k) for k in folder.attempts(card.number)]
+    def _settled(self, card: TrialCard, attempts: Sequence[AttemptRecord]) -> TrialRecord:
+        """With the attempt that counts; at least one must have answered."""
+        others = self._others(card)
         chosen = deciding(attempts, others)
         assert chosen is not None
         assert chosen.result is not None
@@ -179,13 +210,14 @@ class Running:
                 f"trial {card.number}: measured at a speed {off_by(chosen.probe_s, others):+.0%} off the median"
             )
         state: State = chosen.result.status
-        return card.model_copy(update={
+        card = card.model_copy(update={
             "state": state, "reason": chosen.result.reason, "decides": chosen.number, "notes": tuple(notes),
         })  # fmt: skip
+        return TrialRecord(card, tuple(attempts), chosen.result, chosen.folder, chosen.info)
 
-    def _remember(self, card: TrialCard, job: Job) -> None:
+    def _remember(self, card: TrialCard, attempt: AttemptRecord) -> None:
         """One entry an attempt, of what it left on disk. Told before the journal is, so that none is forgotten."""
-        entry = attempt_entry(card, job.folder, job.attempt, self._facts)
+        entry = attempt_entry(card, attempt, self._facts)
         if entry.result is not None:
             self._engine_hash = entry.result.hashes.engine
         self._rooms.tracker.record(entry)
@@ -196,10 +228,11 @@ class Running:
             self._rooms.executor.cancel(active.job)
         self._rooms.executor.close()
         for active in self._active.values():
-            if read_attempt(active.job.folder, active.job.attempt).result is None:
+            job = active.job
+            if read_attempt(job.folder, job.attempt).result is None:
                 held_s = self._rooms.now_s() - active.started_s
-                self._write_loss(Lost(active.job, "the sweep was stopped", True, held_s, ""))
-                self._remember(active.card, active.job)
+                self._write_loss(Lost(job, "the sweep was stopped", True, held_s, ""))
+                self._remember(active.card, read_attempt(job.folder, job.attempt))
 
 
 def _line(reason: str) -> str:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from orchestrator.beside import spec_again, wanted
 from orchestrator.conclude import judged
@@ -45,7 +46,8 @@ class Driver:
         self._slo = parse_slo(sweep.config.slo)
         self._study = SweepStudy(rooms.folder.journal, sweep)
         self._running = Running(sweep, rooms, facts_of(sweep))
-        self._known = Known(rooms.build, sweep.question)
+        self._known = Known(rooms.build)
+        self._questions: dict[int, str] = {}  # of trials that are not over
         self._race = Race(sweep) if sweep.config.races else None
         self._ready: deque[TrialCard] = deque()  # asked for, and waited for what is over now
         objective = sweep.config.objective
@@ -61,6 +63,8 @@ class Driver:
         for record in records:
             self._running.take_in(record)
             if record.number in told:
+                # Not as its card has it: what a hash covers may have been another thing then.
+                self._questions[record.number] = self._sweep.question(record.spec)
                 self._count(record, judged(record, self._sweep, self._slo))
 
     def run(self) -> None:
@@ -122,12 +126,14 @@ class Driver:
         except SpecError as error:
             self._impossible(asked, str(error))
             return
-        card = self._as_it_stood(self._card(asked, spec))
-        if self._running.stands(card):
-            self._rooms.viewer.say(f"trial {asked.number}: its result stands on disk and is told")
-            self._finish(self._running.settled(card))
-        else:
-            self._place(card)
+        card, standing = self._card(asked, spec), self._rooms.folder.load_trial(asked.number)
+        if standing is not None:
+            card = self._as_it_stood(card, standing)
+            if (record := self._running.stood(card, standing)) is not None:
+                self._rooms.viewer.say(f"trial {asked.number}: its result stands on disk and is told")
+                self._finish(record)
+                return
+        self._place(card)
 
     def _spec(self, point: Point) -> TrialSpec:
         if point.beside is None:
@@ -136,14 +142,20 @@ class Driver:
         assert source is not None
         return spec_again(point, source, self._sweep, self._rooms.folder)
 
-    def _as_it_stood(self, card: TrialCard) -> TrialCard:
+    def _as_it_stood(self, card: TrialCard, standing: TrialRecord) -> TrialCard:
         """With the spec that an earlier driver ran it with, where it did: a race may know other things now."""
-        standing = self._rooms.folder.load_trial(card.number)
-        if standing is None or not standing.attempts:
-            return card
-        if self._sweep.question(standing.spec) != self._sweep.question(card.spec):
+        if not standing.attempts or self._sweep.question(standing.spec) != self._question(card):
             return card
         return card.model_copy(update={"spec": standing.spec, "spec_hash": standing.card.spec_hash})
+
+    def _question(self, card: TrialCard) -> str:
+        """What a trial asks; worked out once, since all that run are held against each that is placed."""
+        if (known := self._questions.get(card.number)) is not None:
+            return known
+        raced = card.spec.measure.ladder is not None or card.trace_hash is not None
+        return self._questions.setdefault(
+            card.number, self._sweep.question(card.spec) if raced or not card.spec_hash else card.spec_hash
+        )
 
     def _place(self, card: TrialCard) -> None:
         """Wait for what decides it, tell it as out of the race, reuse what is known of its spec, or run it."""
@@ -154,26 +166,25 @@ class Driver:
         if self._race is not None and card.role is None:
             asked = self._race.asked(card)
             if isinstance(asked, Out):
-                self._finish(card.model_copy(update={
-                    "state": "raced", "reason": asked.why, "less_than": asked.less_than,
-                }))  # fmt: skip
+                self._end(card, state="raced", reason=asked.why, less_than=asked.less_than)
                 return
             card = card.model_copy(update={"spec": asked, "spec_hash": self._sweep.hash(asked)})
-        source = self._known.answer(card.spec) if card.slot is None else None  # on this slot it is not known
+        # On a slot of its own nothing is known of it.
+        source = self._known.answer(self._question(card), card.spec) if card.slot is None else None
         if source is not None:
             self._reuse(card, source)
         elif card.slot is not None and card.slot not in self._rooms.executor.slot_names:
-            self._finish(card.model_copy(update={"state": "failed", "reason": f"slot {card.slot} is gone"}))
+            self._end(card, state="failed", reason=f"slot {card.slot} is gone")
         else:
             self._running.submit(card)
 
     def _before(self, card: TrialCard) -> int | None:
         """The trial that runs and has to be over first: its twin, the one on its slot, or, in a race, the first
         window of its candidate."""
-        asks = self._sweep.question(card.spec)
+        asks = self._question(card)
         first = self._race.first_of(card) if self._race is not None and card.role is None else None
         for other in self._running.cards:
-            twin = self._sweep.question(other.spec) == asks if card.slot is None else other.slot == card.slot
+            twin = self._question(other) == asks if card.slot is None else other.slot == card.slot
             opens = first is not None and other.repeat == 0 and self._sweep.candidate(other.spec) == first
             if twin or opens:
                 return other.number
@@ -194,16 +205,12 @@ class Driver:
         base, beside = self._sweep.space.base, asked.point.beside
         if beside is not None and (source := self._rooms.folder.load_trial(beside.of)) is not None:
             base = source.spec  # the candidate that cannot be measured again
-        card = self._card(asked, base).model_copy(update={"state": "failed", "reason": f"not a valid spec: {why}"})
-        self._finish(card.model_copy(update={"spec_hash": ""}))
+        self._end(self._card(asked, base), state="failed", reason=f"not a valid spec: {why}", spec_hash="")
 
     def _reuse(self, card: TrialCard, source: TrialRecord) -> None:
         self._rooms.viewer.say(f"trial {card.number}: same spec as trial {source.number}; its result is reused")
-        self._finish(
-            card.model_copy(update={
-                "state": source.state, "reason": source.card.reason, "reused_from": source.number,
-            })
-        )  # fmt: skip
+        reused = {"state": source.state, "reason": source.card.reason, "reused_from": source.number}
+        self._finish(TrialRecord(card.model_copy(update=reused), (), source.result, source.folder, source.info))
 
     def _say_what_is_seen(self) -> None:
         """The smallest difference that the plan can see: as assumed; as measured once controls met two windows."""
@@ -214,13 +221,14 @@ class Driver:
             self._rooms.viewer.say(planned_words(config.repeats, config.min_gain, found))
             self._said = found is not None
 
-    def _finish(self, card: TrialCard) -> None:
+    def _end(self, card: TrialCard, **known: Any) -> None:
+        """Finish a trial that has no result of its own; `known`: what its card says of it."""
+        self._finish(TrialRecord(card.model_copy(update=known), ()))
+
+    def _finish(self, record: TrialRecord) -> None:
         """Card, then journal; then those that waited for it."""
+        card = record.card
         self._rooms.folder.save_card(card)
-        record = self._rooms.folder.load_trial(card.number)
-        assert record is not None
-        if card.reused_from is not None and (source := self._known.answer(card.spec)) is not None:
-            record = TrialRecord(card, (), source.result, source.folder, source.info)
         told = value = judged(record, self._sweep, self._slo)
         if card.role is not None:  # never Optuna's best: it is measured elsewhere than the search is
             told = replace(told, constraints=(*told.constraints, ("beside_the_search", 1.0)))
@@ -230,8 +238,9 @@ class Driver:
         self._ready.extend(self._known.released(card.number))
 
     def _count(self, record: TrialRecord, value: Score) -> None:
-        self._known.learn(record)
         card = record.card
+        self._known.learn(record, self._question(card))
+        self._questions.pop(card.number, None)
         state = "reused" if card.reused_from is not None else card.state
         if self._race is not None and card.role in OF_THE_SEARCH:
             self._race.learn(card, value)

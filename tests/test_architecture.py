@@ -12,7 +12,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("trials", "search_spaces", "orchestrator")
 HEAVY = {"ray", "optuna", "mlflow", "torch", "transformers", "vllm", "pandas", "matplotlib", "bokeh", "numba"}
 HOMES = {
-    "optuna": {"search_spaces/space.py", *(f"orchestrator/{room}.py" for room in ("study", "journal", "samplers"))},
+    "optuna": {
+        "search_spaces/space.py",
+        *(f"orchestrator/{room}.py" for room in ("study", "history", "journal", "samplers")),
+    },
     "ray": {f"orchestrator/ray_{room}.py" for room in ("slots", "crew", "places", "content", "session")},
     "mlflow": {
         f"orchestrator/tracking_{room}.py"

@@ -10,7 +10,8 @@ from orchestrator.folder import AttemptRecord
 
 def attempt(number, probe_s=None, result=True, lost=None):
     info = {} if probe_s is None else {"probe_s": probe_s}
-    return AttemptRecord(number, Path("x"), make_result() if result else None, info, lost)
+    loss = {"reason": lost} if lost else {}
+    return AttemptRecord(number, Path("x"), make_result() if result else None, info, loss)
 
 
 def test_with_fewer_than_two_other_probes_nothing_is_off():

@@ -8,7 +8,9 @@ from fake_rooms import by_block_size, drive, drive_and_die, make_sweep
 from made_results import make_result
 
 from orchestrator.conclude import conclude, outcome_of
+from orchestrator.config import Sweep
 from orchestrator.study import SweepStudy
+from trials.result import load_result
 
 CONTROLS = ["controls=[contiguous, vendor_default]"]
 TWO_DIMENSIONS = "{policy.block_size: {powers_of_two: [8, 32]}, policy.watermark: {range: [0, 0.2]}}"
@@ -174,6 +176,41 @@ def test_a_driver_killed_before_it_wrote_the_spec_leaves_an_attempt_that_is_coun
     check_exact(ran, sweep)
     assert ran.records[0].attempts[0].lost == "the driver ended while it ran"
     assert ran.records[0].card.decides == 2
+
+
+def test_what_an_attempt_left_is_read_once(tmp_path, monkeypatch):
+    """Reading it four times was a twentieth of what a trial cost."""
+    read, before = [], []
+    monkeypatch.setattr("orchestrator.folder.load_result", lambda path: read.append(path) or load_result(path))
+
+    def answer(job):
+        before.append(len(read))
+        return by_block_size(job)
+
+    drive(tmp_path / "out", make_sweep(tmp_path, "controls=[]"), answer=answer)
+    assert before == list(range(6))
+
+
+def test_what_a_trial_asks_is_hashed_once_however_many_run_beside_it(tmp_path, monkeypatch):
+    """All that run are held against each that is placed: with 64 slots, 64 hashes a trial."""
+    hashed = []
+    hash_of = Sweep.hash
+    monkeypatch.setattr(Sweep, "hash", lambda *asked: hashed.append(1) or hash_of(*asked))
+    sweep = make_sweep(tmp_path, *TPE[1:2], "trials=40", "controls=[]", "repeats=1", TPE[3])
+    ran = drive(tmp_path / "out", sweep, num_slots=10)
+    by_the_executor = len(ran.executor.ran)
+    assert len(hashed) - by_the_executor <= 40 + 2
+
+
+def test_a_spec_that_a_power_cut_emptied_is_written_anew(tmp_path):
+    """Nothing waits for it to be on the disk: the card has it too."""
+    sweep = make_sweep(tmp_path, "controls=[]", "trials=2")
+    drive(tmp_path / "out", sweep)
+    spec = tmp_path / "out" / "trials" / "0001" / "attempt-1" / "spec.json"
+    asked = spec.read_text()
+    spec.write_text("")
+    assert not drive(tmp_path / "out", sweep).executor.ran
+    assert spec.read_text() == asked
 
 
 def measured(tmp_path, *sets):
