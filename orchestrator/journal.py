@@ -7,7 +7,7 @@ file that takes the old one's place at once.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,16 @@ class _File(JournalFileBackend):  # type: ignore[misc]
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path), _Alone())
+        self._unread = True
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """Nothing is looked for where nothing was written since: nobody else writes here."""
+        if self._unread:
+            yield from super().read_logs(log_number_from)
+            self._unread = False
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        self._unread = True
         if any(log.get("state") in _OVER for log in logs):
             super().append_logs(logs)
             return

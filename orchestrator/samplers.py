@@ -197,6 +197,13 @@ def _places(d: Dimension) -> dict[Value, Value] | None:
 class _Told(FrozenTrial):  # type: ignore[misc]
     """A trial that is only read: a study may hold it as it is. Copies of all of them would be most of an ask."""
 
+    bounds: dict[str, float]
+
+    @property
+    def constraints(self) -> dict[str, float]:
+        """Where Optuna would look for them among the attributes at each reading."""
+        return self.bounds
+
     def __deepcopy__(self, memo: dict[int, object]) -> "_Told":
         same = _Told.__new__(_Told)
         same.__dict__.update(self.__dict__)
@@ -230,7 +237,8 @@ def _trial(search: Search, p: Past, bounds: Sequence[str], answered: int = 0) ->
         params={name: of[whole[name]] if of else whole[name] for name, of in search.places.items()},
         distributions=search.axes, user_attrs={}, system_attrs=_generation(answered), intermediate_values={},
     )  # fmt: skip
-    for name, bound in _even(p, bounds).items():
+    trial.bounds = _even(p, bounds)
+    for name, bound in trial.bounds.items():
         trial.set_constraint(name, bound)
     return trial
 
