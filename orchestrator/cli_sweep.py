@@ -13,6 +13,7 @@ from orchestrator.bounded import bound_first
 from orchestrator.cli_errors import Interrupted
 from orchestrator.conclude import Conclusion, conclude, judged, outcome_of, publish
 from orchestrator.config import Sweep
+from orchestrator.damaged import damage
 from orchestrator.estimate import estimate
 from orchestrator.folder import SweepFolder
 from orchestrator.limits import Limits, rules
@@ -244,6 +245,7 @@ def status_of(path: Path, sweep: Sweep) -> Status:
         lines.append(f"continue with: kvknee resume {path}")
     if outcome is not None:
         lines += outcome_lines(outcome)
+    lines += [f"note: {said}" for said in damage(folder, records) if outcome is None or said not in outcome.notes]
     return Status(
         {
             "folder": str(folder.path.resolve()), "name": sweep.config.name, "planned": planned,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orchestrator.bounded import bound_words
 from orchestrator.config import Sweep
+from orchestrator.damaged import damage
 from orchestrator.folder import SweepFolder, TrialRecord, write_text
 from orchestrator.isolated import isolated
 from orchestrator.points import OF_THE_SEARCH
@@ -133,7 +134,7 @@ def conclude(folder: SweepFolder, sweep: Sweep) -> Conclusion:
     records = folder.load_trials()
     outcome = outcome_of(records, sweep)
     screen = compared(folder, sweep, searched_in(records, sweep)) if sweep.config.screen is not None else ""
-    for said in (bound_words(folder), screen):
+    for said in (*damage(folder, records), bound_words(folder), screen):
         if said:
             outcome = outcome.model_copy(update={"notes": (*outcome.notes, said)})
     write_text(folder.summary_csv, summary(records, sweep))

@@ -4,6 +4,7 @@ Populations are those of the replay that decides: requests that count and were s
 in nobody's histogram: other tools do not count them either.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.damaged import damage
 from orchestrator.folder import AttemptRecord, SweepFolder, read_attempt
 from orchestrator.frames import Floats, deciding_rows, read_columns
 from orchestrator.frames_load import with_times
@@ -111,6 +113,8 @@ def _of_sweep(folder: Path) -> list[Exported]:
             f"{folder}: neither sweep.yaml nor result.json here; name the folder of a sweep or of a trial"
         )
     records, found = sweep.load_trials(), []
+    for said in damage(sweep, records):
+        print(f"note: {said}", file=sys.stderr)
     named = labels(records, sweep.load_outcome())
     for record in records:
         attempt = next((a for a in record.attempts if a.number == record.card.decides), None)

@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from orchestrator.damaged import unreadable
 from orchestrator.folder import SweepFolder, TrialRecord
 from trials.ledger import ACCOUNTS
 from trials.parquet_footer import bounded
@@ -121,7 +122,7 @@ def read_columns(path: Path, columns: Sequence[str] | None = None) -> pd.DataFra
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file; the trial left none") from None
     except (OSError, ValueError) as error:
-        raise SpecError(f"{path}: not a parquet file: {error}") from None
+        raise unreadable(path, error) from None
     return frame
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from orchestrator.damaged import unreadable
 from orchestrator.folder import SweepFolder, TrialRecord, write_text
 from orchestrator.ledger_diff import rows_of
 from orchestrator.tolerance import ExpectedMetric, expected_metrics, latency_promise
@@ -291,7 +292,7 @@ def read_table(path: Path) -> Any:
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file; it is needed beside the recipe") from None
     except (OSError, ValueError) as error:
-        raise SpecError(f"{path}: not a parquet file: {error}") from None
+        raise unreadable(path, error) from None
 
 
 def _beside(path: Path, table: Any) -> Beside:

@@ -1,0 +1,39 @@
+"""What in a sweep's folder should be there and cannot be read: it does not count, and that is said."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.folder import SweepFolder, TrialRecord
+from trials.units import SpecError
+
+_REMEDY = "restore it from a copy"
+
+
+def damage(folder: SweepFolder, records: Sequence[TrialRecord]) -> list[str]:
+    """A line for every trial whose card, or whose result that decided, is gone or not whole."""
+    read = {record.number for record in records}
+    numbers = sorted(int(p.name) for p in folder.trials.glob("[0-9]*") if p.name.isdigit())
+    # A trial whose driver was killed before it wrote the card has a folder, and no attempt in it.
+    lost = [n for n in numbers if n not in read and (folder.card(n).exists() or folder.attempts(n))]
+    cards = [f"trial {n} is left out: {_within(folder, n, 'trial.json')}; {_REMEDY}" for n in lost]
+    return cards + [_of_result(folder, r) for r in records if r.state == "complete" and r.result is None]
+
+
+def unreadable(path: Path, error: OSError | ValueError) -> SpecError:
+    """In words, why a trial's table cannot be used, and what to do."""
+    if isinstance(error, OSError):
+        return SpecError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}; {_REMEDY}")
+    return SpecError(f"{path}: damaged: {error}; {_REMEDY}, or move it away")
+
+
+def _of_result(folder: SweepFolder, record: TrialRecord) -> str:
+    card = record.card
+    if card.reused_from is not None:
+        return f"trial {record.number} counts as without result: that of trial {card.reused_from} cannot be read"
+    what = _within(folder, record.number, f"attempt-{card.decides}/result.json")
+    return f"trial {record.number} counts as without result: {what}; {_REMEDY}"
+
+
+def _within(folder: SweepFolder, number: int, name: str) -> str:
+    path = folder.trial(number) / name
+    return f"{path.relative_to(folder.path)} is {'damaged or may not be read' if path.exists() else 'missing'}"

@@ -1,0 +1,90 @@
+"""A file of a sweep's folder that is gone or not whole: a verb says which, and what counts without it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from fake_rooms import drive, make_sweep
+from typer.testing import CliRunner
+
+from orchestrator.cli import app
+from orchestrator.conclude import conclude
+from orchestrator.config import Sweep
+from orchestrator.damaged import damage
+from orchestrator.folder import SweepFolder
+from orchestrator.sweep_file import sweep_yaml
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepFolder, Sweep]:
+    folder = tmp_path_factory.mktemp("damaged")
+    sweep = make_sweep(folder, "controls=[]")
+    ran = drive(folder / "out", sweep)
+    ran.folder.sweep_yaml.write_text(sweep_yaml(sweep))
+    return ran.folder, sweep
+
+
+@pytest.fixture
+def copied(whole: tuple[SweepFolder, Sweep], tmp_path: Path) -> SweepFolder:
+    shutil.copytree(whole[0].path, tmp_path / "out")
+    return SweepFolder(tmp_path / "out")
+
+
+def _half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _other(path: Path) -> None:
+    path.write_text("[1, 2]")
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+CARD, RESULT = "trials/0000/trial.json", "trials/0000/attempt-1/result.json"
+DAMAGED, MISSING = "is damaged or may not be read", "is missing"
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "words"),
+    [
+        (CARD, _half, f"trial 0 is left out: {CARD} {DAMAGED}; restore it from a copy"),
+        (CARD, _folder, f"trial 0 is left out: {CARD} {DAMAGED}; restore it from a copy"),
+        (CARD, Path.unlink, f"trial 0 is left out: {CARD} {MISSING}; restore it from a copy"),
+        (RESULT, _half, f"trial 0 counts as without result: {RESULT} {DAMAGED}; restore it from a copy"),
+        (RESULT, _other, f"trial 0 counts as without result: {RESULT} {DAMAGED}; restore it from a copy"),
+        (RESULT, Path.unlink, f"trial 0 counts as without result: {RESULT} {MISSING}; restore it from a copy"),
+    ],
+)
+def test_what_cannot_be_read_is_named_in_the_outcome_and_by_status(
+    name: str, spoil, words: str, copied: SweepFolder, whole: tuple[SweepFolder, Sweep]
+) -> None:
+    """What went wrong: a trial whose card was cut short was gone from report and outcome without a word."""
+    spoil(copied.path / name)
+    assert words in conclude(copied, whole[1]).outcome.notes
+    said = CliRunner().invoke(app, ["status", str(copied.path)])
+    assert said.stdout.count(words) == 1
+    copied.knee_json.unlink()
+    assert CliRunner().invoke(app, ["status", str(copied.path)]).stdout.count(words) == 1
+
+
+def test_an_export_says_what_it_leaves_out(copied: SweepFolder) -> None:
+    _half(copied.path / RESULT)
+    said = CliRunner().invoke(app, ["export", str(copied.path), "--as", "vllm", "-o", str(copied.path / "x")])
+    assert "note: trial 0 counts as without result" in said.stderr
+
+
+def test_a_whole_folder_and_a_trial_that_was_never_begun_are_no_damage(copied: SweepFolder) -> None:
+    (copied.path / "trials" / "0099").mkdir()
+    assert damage(copied, copied.load_trials()) == []
+
+
+def test_one_that_took_over_a_result_names_whose_it_was(copied: SweepFolder) -> None:
+    first, second = copied.load_trials()[:2]
+    copied.save_card(second.card.model_copy(update={"reused_from": first.number, "decides": None}))
+    _half(copied.path / RESULT)
+    assert damage(copied, copied.load_trials())[1] == (
+        "trial 1 counts as without result: that of trial 0 cannot be read"
+    )
