@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_MESSAGE_BYTES = 1 << 20
+_MESSAGE_BYTES = 1 << 16  # read at a time
 
 
 def _beside(name: str) -> ModuleType:

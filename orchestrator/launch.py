@@ -42,8 +42,9 @@ class Launch:
     `servers` None: always by exec. `cores`: the worker and all that it starts stay on these; empty = anywhere.
     `facts` are written into attempt.json beside how the worker was started. `reader`: devices that are looked at
     while it runs; a trial that measured on a device that was slowed down is void. `caches`: variables that say
-    where engines keep what they compile, unless `engine.env` says so. `passing`: OUT is deleted when its files were
-    taken elsewhere; what the launcher writes there nobody else reads meanwhile, and it need not be on the disk.
+    where engines keep what they compile, unless `engine.env` says so. `passing`: OUT is new, empty and
+    deleted when its files were taken elsewhere, so what the launcher writes there need not be on the disk.
+    `progress_s`: nothing is said of a trial that ends sooner, and of others not more often.
     """
 
     package: Path
@@ -56,6 +57,7 @@ class Launch:
     reader: Reader | None = None
     caches: Mapping[str, str] = field(default_factory=dict)
     passing: bool = False
+    progress_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +89,15 @@ def launch(
 
 
 def follow(spec: TrialSpec, out: Path, how: Launch, stop: threading.Event | None = None) -> Iterator[str | Outcome]:
-    """As `launch`, step by step: progress texts, at most ten a second, and last the Outcome.
+    """As `launch`, step by step: progress texts, and last the Outcome.
 
     Closing the iterator early ends the process group as well.
     """
     began = time.monotonic()
-    ask(spec, out, passing=how.passing)
+    if how.passing:
+        _write(out / "spec.json", spec.model_dump_json(), passing=True)
+    else:
+        ask(spec, out)
     code, ended_by = None, "never_started"
     with (out / "log.txt").open("ab", buffering=0) as log:
         try:
@@ -103,7 +108,7 @@ def follow(spec: TrialSpec, out: Path, how: Launch, stop: threading.Event | None
         group = ProcessGroup(guarded, log)
         watch = Watch(how.reader, group.measuring) if how.reader is not None else None
         try:
-            ended_by = yield from group.listen(how.deadlines, stop or threading.Event())
+            ended_by = yield from group.listen(how.deadlines, stop or threading.Event(), how.progress_s)
         finally:
             group.end(how.deadlines.grace_s)
             if watch is not None:
@@ -160,7 +165,7 @@ def add_facts(out: Path, facts: Mapping[str, Any], *, passing: bool = False) -> 
     _write(path, text, passing)
 
 
-def ask(spec: TrialSpec, out: Path, *, passing: bool = False) -> None:
+def ask(spec: TrialSpec, out: Path) -> None:
     """Write what the trial is asked into its folder, and take away what an earlier attempt there answered."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "result.json").unlink(missing_ok=True)  # an earlier attempt's answer is not this one's
@@ -168,11 +173,10 @@ def ask(spec: TrialSpec, out: Path, *, passing: bool = False) -> None:
     with contextlib.suppress(OSError, ValueError):
         if json.loads(path.read_text(encoding="utf-8")) == spec.model_dump(mode="json"):
             return
-    text = spec.model_dump_json(indent=1) + "\n"
-    _write(path, text, passing)
+    _write(path, spec.model_dump_json(indent=1) + "\n")
 
 
-def _write(path: Path, text: str, passing: bool) -> None:
+def _write(path: Path, text: str, passing: bool = False) -> None:
     """`passing`: as `Launch` has it."""
     if passing:
         path.write_text(text, encoding="utf-8")
@@ -223,7 +227,8 @@ def _signal_name(number: int) -> str:
 
 
 def _outcome(code: int | None, ended_by: EndedBy, reason: str, began: float, out: Path) -> Outcome:
-    files = tuple(sorted(p.name for p in out.iterdir() if p.is_file()))
+    with os.scandir(out) as entries:
+        files = tuple(sorted(entry.name for entry in entries if entry.is_file()))
     return Outcome(code, ended_by, reason, time.monotonic() - began, tail(out / "log.txt"), files)
 
 

@@ -4,6 +4,7 @@ The result goes in last, so a folder that holds result.json holds all that belon
 """
 
 import hashlib
+import stat
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,10 +47,12 @@ def collect(outcome: Outcome, out: Path) -> Parcel:
     """
     files = []
     for name in outcome.files:
-        if name.startswith(".") or name == _ASKED or (out / name).is_symlink():
+        if name.startswith(".") or name == _ASKED:
             continue
-        if name == "log.txt" or (out / name).stat().st_size <= _MOST_BYTES:
-            content = _end_of(out / name) if name == "log.txt" else (out / name).read_bytes()
+        path = out / name
+        found = path.lstat()
+        if not stat.S_ISLNK(found.st_mode) and (name == "log.txt" or found.st_size <= _MOST_BYTES):
+            content = _end_of(path) if name == "log.txt" else path.read_bytes()
             files.append(File(name, content, hashlib.sha256(content).hexdigest()))
     return Parcel(outcome, tuple(files))
 

@@ -2,8 +2,9 @@
 
 import contextlib
 import json
+import math
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import IO, Literal
 EndedBy = Literal["itself", "signal", "start_deadline", "run_deadline", "stop", "never_started"]
 
 _GUARD = Path(__file__).with_name("guard.py")
-_LOOK_S = 0.1  # how often a request to stop is looked for, and progress is passed on at most
+_LOOK_S = 0.1  # how often a request to stop is looked for
 _LINE_BYTES = 1 << 16
 
 
@@ -93,33 +94,35 @@ class ProcessGroup:
         self._guarded = guarded
         self._lines = _Lines(guarded.stdout, log)
 
-    def listen(self, deadlines: Deadlines, stop: threading.Event) -> Generator[str, None, EndedBy]:
-        """Yields the newest progress of each tenth of a second that it lasts; returns what ended the wait."""
+    def listen(
+        self, deadlines: Deadlines, stop: threading.Event, every_s: float = 0.0
+    ) -> Generator[str, None, EndedBy]:
+        """Yields the newest progress, not before `every_s` and then not more often; returns what ended the wait."""
         stdout, status = self._guarded.stdout, self._guarded.status
         limit, started = time.monotonic() + deadlines.start_s, False
         newest, passed_on_s = None, time.monotonic()
-        with selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            selector.register(status, selectors.EVENT_READ)
-            while True:
-                wait_s = max(0.0, min(_LOOK_S, limit - time.monotonic()))
-                ready = {key.fd for key, _ in selector.select(wait_s)}
-                newest = (self._lines.read() if ready else None) or newest
-                if self._lines.measuring and not started:
-                    limit, started = time.monotonic() + deadlines.run_s, True
-                    self.measuring.set()
-                if newest is not None and time.monotonic() - passed_on_s >= _LOOK_S:
-                    yield newest
-                    newest, passed_on_s = None, time.monotonic()
-                if self._lines.ended and stdout in selector.get_map():
-                    selector.unregister(stdout)
-                if status in ready:
-                    self.exit_code = self._word()
-                    return "itself" if self.exit_code >= 0 else "signal"
-                if stop.is_set():
-                    return "stop"
-                if time.monotonic() >= limit:
-                    return "run_deadline" if started else "start_deadline"
+        looked_at = select.poll()
+        for fd in (stdout, status):
+            looked_at.register(fd, select.POLLIN)
+        while True:
+            wait_s = max(0.0, min(_LOOK_S, limit - time.monotonic()))
+            ready = {fd for fd, _ in looked_at.poll(math.ceil(1000 * wait_s))}
+            newest = (self._lines.read() if ready else None) or newest
+            if self._lines.measuring and not started:
+                limit, started = time.monotonic() + deadlines.run_s, True
+                self.measuring.set()
+            if newest is not None and time.monotonic() - passed_on_s >= every_s:
+                yield newest
+                newest, passed_on_s = None, time.monotonic()
+            if self._lines.ended and stdout in ready:
+                looked_at.unregister(stdout)
+            if status in ready:
+                self.exit_code = self._word()
+                return "itself" if self.exit_code >= 0 else "signal"
+            if stop.is_set():
+                return "stop"
+            if time.monotonic() >= limit:
+                return "run_deadline" if started else "start_deadline"
 
     def _word(self) -> int:
         """The guard's report. It says nothing when it was itself killed, which only SIGKILL can do."""
@@ -130,9 +133,9 @@ class ProcessGroup:
         """SIGTERM to the group, SIGKILL after `grace_s`. Its leader is reaped after it, so the group id is ours."""
         if self.exit_code is None:
             self._signal(signal.SIGTERM)
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._guarded.status, selectors.EVENT_READ)
-                selector.select(grace_s)
+            looked_at = select.poll()
+            looked_at.register(self._guarded.status, select.POLLIN)
+            looked_at.poll(1000 * grace_s)
         self._signal(signal.SIGKILL)
         self._guarded.let_go()
         self._lines.read()

@@ -29,6 +29,7 @@ from orchestrator.stock import NotDelivered, Stock
 from trials.spec import TrialSpec
 
 _DESCRIBE_S = 300.0
+_PROGRESS_S = 0.1  # each text is an object of Ray's
 SETTLE_S = 60.0  # for device memory to come back after a trial
 
 
@@ -142,7 +143,7 @@ class SlotActor:
             facts["load_before"] = os.getloadavg()[0]
         return Launch(
             self._package, terms.worker, order.deadlines, terms.how, self._servers, cores, facts, self._reader,
-            compile_caches(self._folder, order.engine_hash), passing=True,
+            compile_caches(self._folder, order.engine_hash), passing=True, progress_s=_PROGRESS_S,
         )  # fmt: skip
 
     def _answer(self, outcome: Outcome, out: Path) -> Answer:

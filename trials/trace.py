@@ -219,25 +219,33 @@ def _check_prefix_ids(trace: Trace) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write(temporary_path)`, then rename: the file is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Call `write(temporary_path)`, which fills that file, then rename: the file is there whole or not at all."""
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = _temporary(path)
     except OSError as error:
         error.filename = str(path)
         raise
-    os.close(handle)
     try:
         write(Path(name))
-        with open(name, "rb+") as done:
-            os.fsync(done.fileno())
-        os.chmod(name, 0o644)
+        os.fsync(handle)
+        os.fchmod(handle, 0o644)
         os.replace(name, path)
     except BaseException as error:
         Path(name).unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None:
             error.filename = str(path)  # what the user asked for, not the temporary name
         raise
+    finally:
+        os.close(handle)
+
+
+def _temporary(path: Path) -> tuple[int, str]:
+    """An empty file beside `path`, whose folder is made where it is not there: most often it is."""
+    try:
+        return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
 
 
 _META = b"kvknee.trace"  # key of the description in the parquet file's metadata
