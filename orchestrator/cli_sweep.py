@@ -13,7 +13,7 @@ from orchestrator.bounded import bound_first
 from orchestrator.cli_errors import Interrupted
 from orchestrator.conclude import Conclusion, conclude, judged, outcome_of, publish
 from orchestrator.config import Sweep
-from orchestrator.damaged import damage
+from orchestrator.damaged import damage, require_grounds
 from orchestrator.estimate import estimate
 from orchestrator.folder import SweepFolder
 from orchestrator.limits import Limits, rules
@@ -91,6 +91,7 @@ def dry(sweep: Sweep, as_json: bool, say: Say) -> None:
 def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say, limits: Limits | None = None) -> int:
     """Drive a sweep to its end in its folder and print what it came to; returns the exit code."""
     path = target_folder(path)
+    require_grounds(SweepFolder(path))
     check_tracking(SweepFolder(path), sweep)
     folder = prepare_folder(path, sweep)
     with sole_driver(folder), _stoppable(folder):
@@ -193,6 +194,7 @@ def _print(folder: SweepFolder, found: Conclusion, unsent: int, as_json: bool, s
 def report_on(path: Path, sweep: Sweep, as_json: bool, say: Say, rebuild: bool = False) -> int:
     """Judge the folder anew and write its files; returns the exit code. `rebuild`: the MLflow store too."""
     folder = SweepFolder(target_folder(path))
+    require_grounds(folder)
     with redirect_stdout(sys.stderr):
         found = publish(folder, sweep)
         unsent = _tracked(folder, sweep, found, rebuild)

@@ -7,6 +7,7 @@ from orchestrator.folder import SweepFolder, TrialRecord
 from trials.units import SpecError
 
 _REMEDY = "restore it from a copy"
+_NAMED = 6
 
 
 def damage(folder: SweepFolder, records: Sequence[TrialRecord]) -> list[str]:
@@ -17,6 +18,30 @@ def damage(folder: SweepFolder, records: Sequence[TrialRecord]) -> list[str]:
     lost = [n for n in numbers if n not in read and (folder.card(n).exists() or folder.attempts(n))]
     cards = [f"trial {n} is left out: {_within(folder, n, 'trial.json')}; {_REMEDY}" for n in lost]
     return cards + [_of_result(folder, r) for r in records if r.state == "complete" and r.result is None]
+
+
+def require_grounds(folder: SweepFolder) -> None:
+    """SpecError where trials that gave knee.json its values cannot be read any more.
+
+    Judged again without them, it would be lost, and with it a recipe that nothing could make anew.
+    """
+    try:
+        outcome = folder.load_outcome()
+    except (SpecError, OSError):
+        return  # nothing that could be lost: it is made anew
+    if outcome is None:
+        return
+    records = folder.load_trials()
+    valued = {n for c in outcome.candidates for n, v in zip(c.trials, c.values, strict=False) if v is not None}
+    gone = sorted(valued - {r.number for r in records if r.result is not None})
+    if gone:
+        more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
+        found = "".join(f"\n  {said}" for said in damage(folder, records)[:_NAMED])
+        raise SpecError(
+            f"{folder.path}: knee.json rests on trials that cannot be read any more: "
+            f"{', '.join(map(str, gone[:_NAMED]))}{more}. Nothing was written: restore them from a copy, or move "
+            f"knee.json and recipe.yaml away to have the sweep judged without them{found}"
+        )
 
 
 def unreadable(path: Path, error: OSError | ValueError) -> SpecError:

@@ -14,6 +14,7 @@ from orchestrator.executors import Executor
 from orchestrator.folder import SweepFolder, write_text
 from orchestrator.slot_needs import SlotNeeds
 from orchestrator.sweep_file import continues, differences, sweep_yaml
+from orchestrator.targets import target_folder
 from orchestrator.tracking import Tracker
 from orchestrator.tracking_uri import revealed
 from trials.documents import read_yaml
@@ -39,6 +40,7 @@ def prepare_folder(path: Path, sweep: Sweep) -> SweepFolder:
     asks more than: then sweep.yaml is this one's. SpecError otherwise."""
     folder = SweepFolder(path)
     if not folder.sweep_yaml.exists():
+        target_folder(path)
         if folder.journal.exists() or folder.trials.exists():
             raise SpecError(f"{path}: holds trials but no sweep.yaml; name another folder with -o")
         write_text(folder.sweep_yaml, sweep_yaml(sweep))

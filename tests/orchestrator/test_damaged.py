@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from orchestrator.cli import app
 from orchestrator.conclude import conclude
 from orchestrator.config import Sweep
-from orchestrator.damaged import damage
+from orchestrator.damaged import damage, require_grounds
 from orchestrator.folder import SweepFolder
 from orchestrator.sweep_file import sweep_yaml
+from trials.units import SpecError
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +89,45 @@ def test_one_that_took_over_a_result_names_whose_it_was(copied: SweepFolder) -> 
     assert damage(copied, copied.load_trials())[1] == (
         "trial 1 counts as without result: that of trial 0 cannot be read"
     )
+
+
+@pytest.mark.parametrize("verb", ["report", "resume"])
+@pytest.mark.parametrize("spoil", [_half, Path.unlink, _folder])
+def test_what_an_earlier_judgement_rests_on_is_not_judged_away(
+    verb: str, spoil, copied: SweepFolder, whole: tuple[SweepFolder, Sweep]
+) -> None:
+    """What went wrong: `report` wrote another winner over knee.json, or deleted the recipe, and ended with 0."""
+    conclude(copied, whole[1])
+    for path in (copied.recipe_yaml, copied.path / "recipe.lock.parquet"):
+        path.write_text("kept")
+    spoil(copied.path / RESULT)
+    before = {p: p.read_bytes() for p in copied.path.rglob("*") if p.is_file() and p.name != ".lock"}
+    said = CliRunner().invoke(app, [verb, str(copied.path)])
+    assert said.exit_code == 2
+    assert "knee.json rests on trials that cannot be read any more: 0. Nothing was written: restore" in said.stderr
+    assert f"trial 0 counts as without result: {RESULT}" in said.stderr
+    assert {p: p.read_bytes() for p in before} == before
+
+
+def test_where_all_trials_are_gone_the_recipe_stays(copied: SweepFolder, whole: tuple[SweepFolder, Sweep]) -> None:
+    conclude(copied, whole[1])
+    copied.recipe_yaml.write_text("kept")
+    copied.trials.rename(copied.path / "elsewhere")
+    said = CliRunner().invoke(app, ["report", str(copied.path)])
+    assert said.exit_code == 2
+    assert "cannot be read any more: 0, 1, 2, 3, 4, 5. Nothing was written" in said.stderr
+    assert copied.recipe_yaml.read_text() == "kept"
+
+
+def test_without_knee_json_and_where_it_counted_no_such_trial_the_sweep_is_judged(
+    copied: SweepFolder, whole: tuple[SweepFolder, Sweep]
+) -> None:
+    conclude(copied, whole[1])
+    require_grounds(copied)
+    _half(copied.path / RESULT)
+    with pytest.raises(SpecError, match="rests on trials"):
+        require_grounds(copied)
+    copied.knee_json.write_text("{")
+    require_grounds(copied)
+    conclude(copied, whole[1])  # without it, and saying so
+    require_grounds(copied)
