@@ -91,7 +91,7 @@ def dry(sweep: Sweep, as_json: bool, say: Say) -> None:
 def run_sweep(path: Path, sweep: Sweep, as_json: bool, say: Say, limits: Limits | None = None) -> int:
     """Drive a sweep to its end in its folder and print what it came to; returns the exit code."""
     path = target_folder(path)
-    require_grounds(SweepFolder(path))
+    require_grounds(SweepFolder(path), resumed=True)
     check_tracking(SweepFolder(path), sweep)
     folder = prepare_folder(path, sweep)
     with sole_driver(folder), _stoppable(folder):

@@ -16,14 +16,16 @@ def damage(folder: SweepFolder, records: Sequence[TrialRecord]) -> list[str]:
     numbers = sorted(int(p.name) for p in folder.trials.glob("[0-9]*") if p.name.isdigit())
     # A trial whose driver was killed before it wrote the card has a folder, and no attempt in it.
     lost = [n for n in numbers if n not in read and (folder.card(n).exists() or folder.attempts(n))]
-    cards = [f"trial {n} is left out: {_within(folder, n, 'trial.json')}; {_REMEDY}" for n in lost]
+    anew = f"`kvknee resume {folder.path}` makes it anew"
+    cards = [f"trial {n} is left out: {_within(folder, n, 'trial.json')}; {anew}" for n in lost]
     return cards + [_of_result(folder, r) for r in records if r.state == "complete" and r.result is None]
 
 
-def require_grounds(folder: SweepFolder) -> None:
+def require_grounds(folder: SweepFolder, resumed: bool = False) -> None:
     """SpecError where trials that gave knee.json its values cannot be read any more.
 
-    Judged again without them, it would be lost, and with it a recipe that nothing could make anew.
+    Judged again without them, it would be lost, and with it a recipe that nothing could make anew. `resumed`: by a
+    driver, which makes a card anew where the trial's answer is there.
     """
     try:
         outcome = folder.load_outcome()
@@ -34,6 +36,9 @@ def require_grounds(folder: SweepFolder) -> None:
     records = folder.load_trials()
     valued = {n for c in outcome.candidates for n, v in zip(c.trials, c.values, strict=False) if v is not None}
     gone = sorted(valued - {r.number for r in records if r.result is not None})
+    if resumed:
+        carded = {r.number for r in records}
+        gone = [n for n in gone if n in carded or not folder.answered(n)]
     if gone:
         more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
         found = "".join(f"\n  {said}" for said in damage(folder, records)[:_NAMED])

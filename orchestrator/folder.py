@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from orchestrator.points import Role
+from orchestrator.points import Beside, Point, Role
 from search_spaces.outcome import Outcome
 from trials.result import TrialResult, load_result
 from trials.spec import TrialSpec
 from trials.trace import write_whole
-from trials.units import SpecError
+from trials.units import SpecError, folder_words
 
 State = Literal["running", "complete", "refused", "failed", "raced"]  # raced: out of the race, and never run
 Param = int | float | str | bool
@@ -47,6 +47,12 @@ class TrialCard(BaseModel):
     slot: str | None = None  # role slot: where it has to run
     trace_hash: str | None = None  # of a trace that is not the sweep's own
     notes: tuple[str, ...] = ()
+
+    @property
+    def point(self) -> Point:
+        """What it was asked for."""
+        beside = None if self.role is None or self.of is None else Beside(self.role, self.of, self.beat, self.slot)
+        return Point(tuple(self.params.items()), self.control, self.repeat, beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,11 @@ class TrialRecord:
     def state(self) -> State:
         return self.card.state
 
+    @property
+    def over(self) -> bool:
+        """Whether its card says what it came to, and the result that it names, if any, can be read."""
+        return self.state != "running" and (self.state != "complete" or self.result is not None)
+
 
 class SweepFolder:
     """Names of the files in a sweep's folder. Makes nothing by itself."""
@@ -141,7 +152,13 @@ class SweepFolder:
         found = (p.name.removeprefix("attempt-") for p in self.trial(number).glob("attempt-*") if p.is_dir())
         return sorted(int(name) for name in found if name.isdigit())
 
+    def answered(self, number: int) -> bool:
+        """Whether an attempt left an answer, whatever the trial's card says."""
+        return any(read_attempt(self.attempt(number, k), k).result is not None for k in self.attempts(number))
+
     def require(self) -> None:
+        if self.sweep_yaml.is_dir():
+            raise SpecError(folder_words(self.sweep_yaml, "the file of the resolved sweep"))
         if not self.sweep_yaml.is_file():
             raise SpecError(f"{self.path}: no sweep.yaml here; this is not the folder of a sweep")
 
@@ -159,16 +176,23 @@ class SweepFolder:
         numbers = sorted(int(p.name) for p in self.trials.glob("[0-9]*") if p.name.isdigit())
         records: dict[int, TrialRecord] = {}
         for number in numbers:
-            record = self.load_trial(number)
+            record = self._read(number)
             if record is not None:
                 records[number] = record
         return [self._with_reused(record, records) for record in records.values()]
 
     def load_trial(self, number: int) -> TrialRecord | None:
-        """One trial; None where its card was never written whole."""
+        """One trial, a reused one with the result that it took over; None where its card cannot be read."""
+        record = self._read(number)
+        if record is None or record.card.reused_from is None:
+            return record
+        source = self._read(record.card.reused_from)
+        return self._with_reused(record, {} if source is None else {source.number: source})
+
+    def _read(self, number: int) -> TrialRecord | None:
         try:
             card = TrialCard.model_validate_json(self.card(number).read_text(encoding="utf-8"))
-        except (OSError, ValidationError):
+        except (OSError, ValueError):  # not there, not whole, or not even text
             return None
         attempts = tuple(read_attempt(self.attempt(number, k), k) for k in self.attempts(number))
         chosen = next((a for a in attempts if a.number == card.decides), None)

@@ -84,7 +84,7 @@ class Journal:
         whole = create_trial(
             state=TrialState.RUNNING,
             params=dict(encoded),
-            distributions=self._distributions,
+            distributions={name: self._distributions[name] for name in encoded},
             user_attrs=dict(attrs),
         )
         return optuna.Trial(self._study, self._storage.create_new_trial(self._study._study_id, whole))

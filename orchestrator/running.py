@@ -98,21 +98,48 @@ class Running:
 
     def stood(self, card: TrialCard, standing: TrialRecord) -> TrialRecord | None:
         """The finished trial, where an earlier driver got an answer to this very one and was killed before it could
-        tell; `standing`: what it left of the trial of this number.
+        tell, or its journal was lost; `standing`: what it left of the trial of this number.
 
-        Its attempts are remembered anew: entries are known by trial and attempt, so none stands twice.
+        What it had judged stands, whatever build it was of. Its attempts are remembered anew: entries are known by
+        trial and attempt, so none stands twice.
         """
-        same = (standing.card.spec_hash, standing.card.build) == (card.spec_hash, card.build)
-        for attempt in standing.attempts:
-            if attempt.result is None and attempt.lost is None:
-                job = Job(card.number, attempt.number, standing.spec, attempt.folder)
-                self._write_loss(Lost(job, "the driver ended while it ran", True, 0.0, ""))
-                self._remember(standing.card, read_attempt(attempt.folder, attempt.number))
-            else:
-                self._remember(standing.card, attempt)
-        if not same or deciding(standing.attempts, ()) is None:
+        attempts = tuple(self._closed(standing, attempt) for attempt in standing.attempts)
+        if _asks(standing.card) != _asks(card):
             return None
-        return self._settled(card, standing.attempts)
+        if standing.over:
+            return standing
+        if standing.card.build != card.build or deciding(attempts, ()) is None:
+            return None
+        return self._settled(card, attempts)
+
+    def _closed(self, trial: TrialRecord, attempt: AttemptRecord) -> AttemptRecord:
+        """An attempt of an earlier driver, as lost where it left no answer to what was asked; remembered."""
+        if attempt.lost is None and not (trial.over and attempt.number == trial.card.decides):
+            wrong = self._not_ours(trial.card, attempt.result)
+            if wrong is not None:
+                job = Job(trial.number, attempt.number, trial.spec, attempt.folder)
+                reason = wrong if attempt.result is not None else "the driver ended while it ran"
+                self._write_loss(Lost(job, reason, attempt.result is None, 0.0, ""))
+                attempt = read_attempt(attempt.folder, attempt.number)
+        self._remember(trial.card, attempt)
+        return attempt
+
+    def remade(self, card: TrialCard) -> TrialRecord | None:
+        """What stands of a trial whose card was lost, and was this one; None where it left nothing.
+
+        Cards of what runs are not waited for: a power cut takes them, and leaves answers that came.
+        """
+        folder = self._rooms.folder
+        attempts = tuple(read_attempt(folder.attempt(card.number, k), k) for k in folder.attempts(card.number))
+        if not attempts:
+            return None
+        specs = [spec for a in reversed(attempts) if (spec := _spec_in(a.folder)) is not None]
+        spec = specs[0] if specs else card.spec
+        note = f"trial {card.number}: its trial.json was lost, and made anew of what its attempts left"
+        card = card.model_copy(update={
+            "spec": spec, "spec_hash": self._sweep.hash(spec, card.trace_hash), "notes": (note,),
+        })  # fmt: skip
+        return TrialRecord(card, attempts)
 
     def hear(self, event: Done | Lost | Progress) -> TrialRecord | None:
         """What an executor says. The finished trial where that ends one, else None."""
@@ -233,6 +260,18 @@ class Running:
                 held_s = self._rooms.now_s() - active.started_s
                 self._write_loss(Lost(job, "the sweep was stopped", True, held_s, ""))
                 self._remember(active.card, read_attempt(job.folder, job.attempt))
+
+
+def _asks(card: TrialCard) -> tuple[object, ...]:
+    return card.spec_hash, card.control, card.role, card.of, card.beat, card.slot
+
+
+def _spec_in(attempt: Path) -> TrialSpec | None:
+    """What the attempt was asked; None where that cannot be read."""
+    try:
+        return TrialSpec.model_validate(read_json(attempt / "spec.json"))
+    except ValueError:
+        return None
 
 
 def _line(reason: str) -> str:

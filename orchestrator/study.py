@@ -8,7 +8,7 @@ trials without parameters, and carry the attribute kvknee.control. Which candida
 
 import warnings
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -40,7 +40,9 @@ class Asked:
 class SweepStudy:
     """Asks for trials until budget and controls are met, and tells what came of them."""
 
-    def __init__(self, journal: Path, sweep: Sweep) -> None:
+    def __init__(self, journal: Path, sweep: Sweep, on_disk: Mapping[int, Point] | None = None) -> None:
+        """`on_disk`: what the trials in the sweep's folder were asked. Those that the journal lacks are taken in
+        under their numbers, as trials that run: what stands of them is told when they are asked for."""
         self._sweep, self._space = sweep, sweep.space
         self._directions = DIRECTIONS.get(sweep.config.objective, ("maximize",))
         self._journal = open_study(journal, sweep.config.name, sweep.space, self._directions)
@@ -52,22 +54,53 @@ class SweepStudy:
         self._folder = SweepFolder(journal.parent)
         self._dropped = "" if sweep.screen is None else sweep.screen.dropped  # why the screen is not followed
         self._searching: Search | None = None
-        standing = self._journal.trials()
-        for trial in standing:
+        for trial in self._journal.trials():
             self._history.take(trial)
+        self.regained = self._regain(on_disk or {})
+        self._open: deque[int] = deque()  # told, and to be taken up again
+        standing = self._journal.trials()
         self._again = sum(ROLE in t.user_attrs for t in standing)  # measured again, so far as it is known
         self._waiting = deque(t.number for t in standing if t.state == TrialState.WAITING)
         self._left_running = deque(t.number for t in standing if t.state == TrialState.RUNNING)
         self._enqueue_plan()
 
+    def _regain(self, on_disk: Mapping[int, Point]) -> int:
+        """Take in what a journal that was cut, emptied or moved away lacks -> how many trials."""
+        ours = {n: p for n, p in on_disk.items() if all(d.holds(v) for d in self._space.dimensions
+                if (v := dict(p.params).get(d.field)) is not None)}  # fmt: skip
+        first, last = len(self._history), max(ours, default=-1)
+        for number in range(first, last + 1):
+            point = ours.get(number) or self._between(number, ours)
+            self._journal.begin(self._encoded(point), attributes(point))
+            self._history.take(self._journal.trial(number))
+        return max(0, last + 1 - first)
+
+    def _between(self, number: int, on_disk: Mapping[int, Point]) -> Point:
+        """What a trial of which nothing is known was asked, or may be asked in its place."""
+        known = {self._history.point(t) for t in self._journal.trials()} | set(on_disk.values())
+        if (planned := next((p for p in self._plan() if p not in known), None)) is not None:
+            return planned
+        repeats = self._sweep.config.repeats
+        repeat = len(self._history.searched) % repeats
+        for ahead in range(1, repeats - repeat):
+            later = on_disk.get(number + ahead)
+            if later is not None and later.params and later.repeat == repeat + ahead:
+                return Point(later.params, None, repeat)  # another window of the same candidate
+        found = self._next()
+        return on_disk[min(n for n in on_disk if n > number)] if found is None else found[0]
+
     def _enqueue_plan(self) -> None:
         """Put in whatever of controls and grid is not yet there; a plan cut short by a kill is completed."""
+        self._enqueue_new(self._plan())
+
+    def _plan(self) -> list[Point]:
+        """Controls and grid, in the order in which they are asked."""
         planned = list(self._sweep.control_points())
         if self._sweep.config.sampler == "exhaustive" and self._sweep.screen is None:
             # In a race controls come first: what they come to answers the points of the grid that they are.
             grid = list(self._sweep.grid())
             planned = [*planned, *grid] if self._sweep.config.races else [*grid, *planned]
-        self._enqueue_new(planned)
+        return planned
 
     def _enqueue_new(self, points: Sequence[Point]) -> bool:
         """Those of which no trial stands there yet; False where all do."""
@@ -84,6 +117,9 @@ class SweepStudy:
 
     def ask(self) -> Asked | None:
         """The next trial to run, or None when budget and controls are all asked for."""
+        if self._open:
+            number = self._open.popleft()
+            return Asked(number, self._history.point(self._journal.trial(number)))
         if self._left_running:
             number = self._left_running.popleft()
             return self._asked(number, self._journal.reopen(number))
@@ -189,12 +225,18 @@ class SweepStudy:
         if values is None or not score.run:
             self._journal.tell(trial, None, TrialState.FAIL if score.run else TrialState.PRUNED)
         else:
+            said = self._journal.trial(number).constraints  # by a driver that was killed before it told the values
             for name, bound in score.constraints:
-                trial.set_constraint(name, bound)
+                if name not in said:
+                    trial.set_constraint(name, bound)
             if score.reached is not None:
                 trial.set_user_attr(REACHED, astuple(score.reached))
             self._journal.tell(trial, values)
         self._history.take(self._journal.trial(number))
+
+    def take_up(self, number: int) -> None:
+        """Ask for a trial once more that was told: the folder lost what came of it. What the journal says stays."""
+        self._open.append(number)
 
     def finished(self) -> set[int]:
         """Numbers that the journal has as told."""

@@ -44,7 +44,8 @@ class Driver:
         """`stops`: rules before each ask; `ends`: rules that end what runs, to be gone on with by resume."""
         self._sweep, self._rooms, self._stops, self._ends = sweep, rooms, stops, ends
         self._slo = parse_slo(sweep.config.slo)
-        self._study = SweepStudy(rooms.folder.journal, sweep)
+        records = rooms.folder.load_trials()
+        self._study = SweepStudy(rooms.folder.journal, sweep, {r.number: r.card.point for r in records})
         self._running = Running(sweep, rooms, facts_of(sweep))
         self._known = Known(rooms.build)
         self._questions: dict[int, str] = {}  # of trials that are not over
@@ -55,14 +56,23 @@ class Driver:
         self._pilot: dict[str, dict[int, float]] = {}  # control -> value by window
         self._said: bool | None = None  # what the plan can see: not yet, as assumed (False), as measured
         self.stopped: str | None = None
-        self._take_in(rooms.folder.load_trials())
+        self._take_in(records)
 
     def _take_in(self, records: list[TrialRecord]) -> None:
         """Remember what an earlier driver of this folder finished."""
+        if self._study.regained:
+            lacked = f"study.journal lacked {self._study.regained} trials that stand on disk"
+            self._rooms.viewer.say(f"{lacked}: they are taken in from there")
         told = self._study.finished()
+        over = {record.number for record in records if record.state != "running"}
+        for number in sorted(told - over):
+            self._rooms.viewer.say(
+                f"trial {number}: it was told, and its trial.json cannot be read, or not as over"
+            )
+            self._study.take_up(number)
         for record in records:
             self._running.take_in(record)
-            if record.number in told:
+            if record.number in told & over:
                 # Not as its card has it: what a hash covers may have been another thing then.
                 self._questions[record.number] = self._sweep.question(record.spec)
                 self._count(record, judged(record, self._sweep, self._slo))
@@ -126,7 +136,8 @@ class Driver:
         except SpecError as error:
             self._impossible(asked, str(error))
             return
-        card, standing = self._card(asked, spec), self._rooms.folder.load_trial(asked.number)
+        card = self._card(asked, spec)
+        standing = self._rooms.folder.load_trial(asked.number) or self._running.remade(card)
         if standing is not None:
             card = self._as_it_stood(card, standing)
             if (record := self._running.stood(card, standing)) is not None:
@@ -139,14 +150,17 @@ class Driver:
         if point.beside is None:
             return self._sweep.spec(point)
         source = self._rooms.folder.load_trial(point.beside.of)
-        assert source is not None
+        if source is None:
+            raise SpecError(f"trial {point.beside.of}, which it measures again, cannot be read")
         return spec_again(point, source, self._sweep, self._rooms.folder)
 
     def _as_it_stood(self, card: TrialCard, standing: TrialRecord) -> TrialCard:
         """With the spec that an earlier driver ran it with, where it did: a race may know other things now."""
-        if not standing.attempts or self._sweep.question(standing.spec) != self._question(card):
+        begun = standing.attempts or standing.over
+        if not begun or self._sweep.question(standing.spec) != self._question(card):
             return card
-        return card.model_copy(update={"spec": standing.spec, "spec_hash": standing.card.spec_hash})
+        stood = standing.card
+        return card.model_copy(update={"spec": stood.spec, "spec_hash": stood.spec_hash, "notes": stood.notes})
 
     def _question(self, card: TrialCard) -> str:
         """What a trial asks; worked out once, since all that run are held against each that is placed."""

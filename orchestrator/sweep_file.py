@@ -9,7 +9,7 @@ import yaml
 from orchestrator.config import Sweep, SweepConfig
 from orchestrator.resolve import resolve
 from search_spaces.widening import lost
-from trials.documents import read_yaml, validated
+from trials.documents import read_yaml, validated, with_end
 
 
 def sweep_yaml(sweep: Sweep) -> str:
@@ -18,9 +18,8 @@ def sweep_yaml(sweep: Sweep) -> str:
     data.pop("repeat")
     for name in ("tracking", "survival"):
         data.setdefault(name, None)  # absent would mean the default, None means none
-    return "# Resolved by kvknee; continue with `kvknee resume` on this folder.\n" + yaml.safe_dump(
-        data, sort_keys=False, allow_unicode=True, width=110
-    )
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+    return with_end("Resolved by kvknee; continue with `kvknee resume` on this folder.", text)
 
 
 def differences(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ _WORDS = {
     "union_tag_invalid": "{tag!r} does not exist; known: {expected_tags}",
 }  # fmt: skip
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")  # escapes can say them; UTF-8 and paths cannot
+_ENDS, _END = "The last line is `# end`.", "# end"
 _MOST_BYTES = 16 << 20
 _MOST_VALUES = 1_000_000  # after aliases are expanded: a short text can stand for billions
 
@@ -37,6 +38,12 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+def with_end(heading: str, text: str) -> str:
+    """A YAML text under a heading, with an end by which `read_yaml` tells whether it was cut: what is left of a
+    mapping most often reads as one, and defaults would take the place of what it lost."""
+    return f"# {heading} {_ENDS}\n{text}{_END}\n"
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -56,6 +63,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: cannot be read: {said}; check the path and its permissions") from None
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: cannot be read as text: {error}") from None
+    if _ENDS in text.partition("\n")[0] and text.rstrip().rpartition("\n")[2] != _END:
+        raise SpecError(f"{path}: cut short: its last line, `{_END}`, is missing; restore it from a copy")
     return parse_yaml(text, str(path))
 
 

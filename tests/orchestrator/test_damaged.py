@@ -51,9 +51,9 @@ DAMAGED, MISSING = "is damaged or may not be read", "is missing"
 @pytest.mark.parametrize(
     ("name", "spoil", "words"),
     [
-        (CARD, _half, f"trial 0 is left out: {CARD} {DAMAGED}; restore it from a copy"),
-        (CARD, _folder, f"trial 0 is left out: {CARD} {DAMAGED}; restore it from a copy"),
-        (CARD, Path.unlink, f"trial 0 is left out: {CARD} {MISSING}; restore it from a copy"),
+        (CARD, _half, f"trial 0 is left out: {CARD} {DAMAGED}; `kvknee resume OUT` makes it anew"),
+        (CARD, _folder, f"trial 0 is left out: {CARD} {DAMAGED}; `kvknee resume OUT` makes it anew"),
+        (CARD, Path.unlink, f"trial 0 is left out: {CARD} {MISSING}; `kvknee resume OUT` makes it anew"),
         (RESULT, _half, f"trial 0 counts as without result: {RESULT} {DAMAGED}; restore it from a copy"),
         (RESULT, _other, f"trial 0 counts as without result: {RESULT} {DAMAGED}; restore it from a copy"),
         (RESULT, Path.unlink, f"trial 0 counts as without result: {RESULT} {MISSING}; restore it from a copy"),
@@ -64,6 +64,7 @@ def test_what_cannot_be_read_is_named_in_the_outcome_and_by_status(
 ) -> None:
     """What went wrong: a trial whose card was cut short was gone from report and outcome without a word."""
     spoil(copied.path / name)
+    words = words.replace("OUT", str(copied.path))
     assert words in conclude(copied, whole[1]).outcome.notes
     said = CliRunner().invoke(app, ["status", str(copied.path)])
     assert said.stdout.count(words) == 1
@@ -107,6 +108,47 @@ def test_what_an_earlier_judgement_rests_on_is_not_judged_away(
     assert "knee.json rests on trials that cannot be read any more: 0. Nothing was written: restore" in said.stderr
     assert f"trial 0 counts as without result: {RESULT}" in said.stderr
     assert {p: p.read_bytes() for p in before} == before
+
+
+def test_a_card_that_an_earlier_judgement_rests_on_is_made_anew_by_resume(
+    copied: SweepFolder, whole: tuple[SweepFolder, Sweep]
+) -> None:
+    before = conclude(copied, whole[1]).outcome
+    _half(copied.path / CARD)
+    with pytest.raises(SpecError, match="rests on trials"):
+        require_grounds(copied)
+    require_grounds(copied, resumed=True)
+    drive(copied.path, whole[1])
+    require_grounds(copied)
+    assert conclude(copied, whole[1]).outcome.candidates == before.candidates
+
+
+@pytest.mark.parametrize("verb", ["resume", "status", "report"])
+def test_a_sweep_yaml_that_was_cut_is_refused_wherever_it_was_cut(verb: str, copied: SweepFolder) -> None:
+    """What went wrong: cut at the end of a line it read as a sweep, with defaults in place of what was lost."""
+    lines = copied.sweep_yaml.read_text().splitlines(keepends=True)
+    for kept in {0, 1, len(lines) // 2, len(lines) - 2, len(lines) - 1}:
+        copied.sweep_yaml.write_text("".join(lines[:kept]))
+        said = CliRunner().invoke(app, [verb, str(copied.path)])
+        assert said.exit_code == 2
+        assert kept < 2 or "sweep.yaml: cut short: its last line, `# end`, is missing; restore it" in said.stderr
+
+
+def test_a_sweep_yaml_may_be_edited_and_one_of_before_has_no_last_line(copied: SweepFolder) -> None:
+    text = copied.sweep_yaml.read_text()
+    copied.sweep_yaml.write_text(text.replace("executor:", "# mine\nexecutor:"))
+    assert CliRunner().invoke(app, ["status", str(copied.path)]).exit_code == 0
+    old = text.replace(" The last line is `# end`.", "").removesuffix("# end\n")
+    copied.sweep_yaml.write_text(old)
+    assert CliRunner().invoke(app, ["status", str(copied.path)]).exit_code == 0
+
+
+@pytest.mark.parametrize("verb", ["resume", "status", "report"])
+def test_a_folder_in_the_place_of_sweep_yaml_is_called_one(verb: str, copied: SweepFolder) -> None:
+    _folder(copied.sweep_yaml)
+    said = CliRunner().invoke(app, [verb, str(copied.path)])
+    assert said.exit_code == 2
+    assert "sweep.yaml: this is a folder, and the file of the resolved sweep is needed" in said.stderr
 
 
 def test_where_all_trials_are_gone_the_recipe_stays(copied: SweepFolder, whole: tuple[SweepFolder, Sweep]) -> None:
