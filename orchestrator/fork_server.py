@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any
 
 _MESSAGE_BYTES = 1 << 16  # read at a time
+_NOT_FLUSHED = 120  # as the interpreter has it
 
 
 def _beside(name: str) -> ModuleType:
@@ -51,6 +52,17 @@ def entry_of(worker: list[str]) -> Callable[[list[str]], object]:
 def _preload(worker: list[str], engine: str) -> None:
     if worker[-2:] == ["-m", "trials.worker"]:
         importlib.import_module("trials.preload").preload(engine)
+
+
+def _flushed() -> bool:
+    """Whether what was printed is written; a worker may have closed its streams, as it may in an interpreter."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except Exception:
+        return False
+    return True
 
 
 def num_threads() -> int:
@@ -84,14 +96,15 @@ class Server:
 
     def serve(self) -> None:
         """Returns when nobody asks any more, or nobody would see to the workers; they are killed before that."""
-        self._poll.register(self._connection, select.POLLIN)
-        self._poll.register(os.pidfd_open(os.getppid()), select.POLLIN)
+        connection, keeper = self._connection.fileno(), os.pidfd_open(os.getppid())
+        for fd in (connection, keeper):
+            self._poll.register(fd, select.POLLIN)
         try:
             while True:
                 for fd, _ in self._poll.poll():
-                    if fd in self._running:
+                    if fd in self._running:  # where not, it was reaped in this same round
                         self._report(fd)
-                    elif fd != self._connection.fileno() or not self._answer():
+                    elif fd == keeper or (fd == connection and not self._answer()):
                         return
         finally:
             for pid in self._pids:
@@ -103,9 +116,7 @@ class Server:
         if "worker" in asked:
             self._say(self._get_ready(asked))
         elif "reap" in asked:
-            self._keeper.kill_group(asked["reap"])
-            os.waitpid(asked["reap"], 0)
-            self._pids.discard(asked["reap"])
+            self._reap(asked["reap"])
             self._say({"reaped": asked["reap"]})
         elif asked:
             self._say({"pid": self._fork(asked, fds)})
@@ -145,6 +156,14 @@ class Server:
         self._poll.register(ended, select.POLLIN)
         return worker
 
+    def _reap(self, pid: int) -> None:
+        """Its end is reported first: once it is reaped nobody can tell, and its id may be another's."""
+        self._keeper.kill_group(pid)
+        for ended in [fd for fd, worker in self._running.items() if worker.pid == pid]:
+            self._report(ended)
+        os.waitpid(pid, 0)
+        self._pids.discard(pid)
+
     def _report(self, ended: int) -> None:
         """Say how a worker ended. It is not reaped, so its process id stays its own."""
         worker = self._running.pop(ended)
@@ -182,9 +201,7 @@ class Server:
             traceback.print_exc()
             code = 1
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(code)
+            os._exit(code if _flushed() else _NOT_FLUSHED)
 
     def _end(self, value: object) -> None:
         if isinstance(value, int):

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -36,7 +37,8 @@ class ForkServer:
 
     def __init__(self, python: str, env: Mapping[str, str], worker: Sequence[str], engine: str) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with contextlib.ExitStack() as failed, theirs:
+            failed.callback(ours.close)
             self._process = subprocess.Popen(
                 [python, "-P", str(_SERVER), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -47,6 +49,7 @@ class ForkServer:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
+            failed.pop_all()
         self._socket = ours
         self._lock = threading.Lock()
         try:
@@ -59,7 +62,7 @@ class ForkServer:
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be asked; where not, the process ids that it told may be anybody's by now."""
+        """Whether it can still be asked."""
         if self._process.poll() is not None:
             return False
         hung_up = select.poll()
@@ -73,22 +76,18 @@ class ForkServer:
 
     def start(self, arguments: Sequence[str], cwd: Path, log: IO[bytes], cores: Sequence[int]) -> Guarded:
         """A forked worker, led as one that was executed."""
-        stdout_ours, stdout_theirs = os.pipe()
-        status_ours, status_theirs = os.pipe()
         asked = {"argv": list(arguments), "cwd": str(cwd), "cores": list(cores)}
-        try:
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            stdout, stdout_theirs = _pipe(ours, theirs)
+            status, status_theirs = _pipe(ours, theirs)
             pid = self._ask(asked, (stdout_theirs, log.fileno(), status_theirs))["pid"]
-        except BaseException:
-            os.close(stdout_ours)
-            os.close(status_ours)
-            raise
-        finally:
-            os.close(stdout_theirs)
-            os.close(status_theirs)
-        return Guarded(pid, stdout_ours, status_ours, lambda: self._reap(pid), lambda: self.alive)
+            leader = _pidfd(pid)
+            ours.pop_all()
+        return Guarded(pid, stdout, status, lambda: self._reap(pid, leader), lambda: _is_own(pid, leader))
 
-    def _reap(self, pid: int) -> None:
+    def _reap(self, pid: int, leader: int) -> None:
         """A server that cannot do it is of no use any more, and its keeper has killed the worker."""
+        os.close(leader)
         with contextlib.suppress(CannotFork):
             self._ask({"reap": pid})
 
@@ -112,13 +111,51 @@ class ForkServer:
         return answer
 
     def close(self) -> None:
-        """End the server and all that it forked: its keeper does, once this end hangs up."""
+        """End the server and all that it forked: its keeper does, once this end hangs up.
+
+        Where neither does anything, as when both were stopped, they are killed: they are one group.
+        """
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # which a copy of it, in a fork of ours, does not hold up
         self._socket.close()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise CannotFork("its fork server ended as soon as it had forked") from None
+
+
+def _is_own(pid: int, leader: int) -> bool:
+    """Whether a group `pid` can only be a worker's: it was not reaped (`leader`: its pidfd), or its id is nobody's.
+
+    The latter is so where server and keeper were killed at once, and nobody killed what the worker had started.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(leader, 0)
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe whose reading end is closed with `ours`, its writing end with `theirs`."""
+    reading, writing = os.pipe()
+    ours.callback(os.close, reading)
+    theirs.callback(os.close, writing)
+    return reading, writing
 
 
 class ForkServers:
@@ -143,9 +180,11 @@ class ForkServers:
             self.close()
             try:
                 self._server = ForkServer(python, env, worker, spec.engine.name)
-            except (CannotFork, OSError) as error:
+            except CannotFork as error:
                 self._why = str(error)
-                raise CannotFork(self._why) from None
+                raise
+            except OSError as error:  # says nothing of the worker: there may be descriptors and memory next time
+                raise CannotFork(f"its fork server could not be started: {error}") from None
         return self._server
 
     def close(self) -> None:

@@ -106,8 +106,9 @@ def follow(spec: TrialSpec, out: Path, how: Launch, stop: threading.Event | None
             yield _outcome(None, "never_started", f"the worker could not be started: {error}", began, out)
             return
         group = ProcessGroup(guarded, log)
-        watch = Watch(how.reader, group.measuring) if how.reader is not None else None
+        watch = None
         try:
+            watch = Watch(how.reader, group.measuring) if how.reader is not None else None
             ended_by = yield from group.listen(how.deadlines, stop or threading.Event(), how.progress_s)
         finally:
             group.end(how.deadlines.grace_s)
@@ -159,8 +160,9 @@ def add_facts(out: Path, facts: Mapping[str, Any], *, passing: bool = False) -> 
     path = out / "attempt.json"
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         known = {}
+    known = known if isinstance(known, dict) else {}
     text = json.dumps(known | dict(facts), indent=1, sort_keys=True) + "\n"
     _write(path, text, passing)
 

@@ -20,6 +20,7 @@ EndedBy = Literal["itself", "signal", "start_deadline", "run_deadline", "stop", 
 _GUARD = Path(__file__).with_name("guard.py")
 _LOOK_S = 0.1  # how often a request to stop is looked for
 _LINE_BYTES = 1 << 16
+_READS = 4  # at a time, of as many bytes; a pipe holds one
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +139,11 @@ class ProcessGroup:
             looked_at.poll(1000 * grace_s)
         self._signal(signal.SIGKILL)
         self._guarded.let_go()
-        self._lines.read()
-        os.close(self._guarded.status)
-        os.close(self._guarded.stdout)
+        try:
+            self._lines.read()
+        finally:  # the log's disk may be full
+            os.close(self._guarded.status)
+            os.close(self._guarded.stdout)
 
     def _signal(self, number: signal.Signals) -> None:
         if not self._guarded.owned():
@@ -161,11 +164,12 @@ class _Lines:
         self.ended = self.measuring = False
 
     def read(self) -> str | None:
-        """All that is there now; the newest progress in it, if any."""
+        """What is there now, at most a few reads of it: it may come faster than it is logged, and whoever reads has
+        deadlines to keep. The newest progress in it, if any."""
         newest = None
-        while not self.ended:
+        for _ in range(_READS):
             try:
-                chunk = os.read(self._fd, _LINE_BYTES)
+                chunk = b"" if self.ended else os.read(self._fd, _LINE_BYTES)
             except BlockingIOError:
                 break
             self.ended = not chunk
@@ -173,21 +177,28 @@ class _Lines:
             self._rest = lines.pop()
             if len(self._rest) > _LINE_BYTES:  # no line: never kept in memory
                 lines, self._rest = [*lines, self._rest], b""
-            for line in lines:
-                said = _said(line)
-                if said is None:
-                    self._log.write(line + b"\n")
-                else:
-                    newest = said[1]
-                    self.measuring = self.measuring or said[0] == "progress"
+            newest = self._take(lines) or newest
+        return newest
+
+    def _take(self, lines: list[bytes]) -> str | None:
+        newest, others = None, []
+        for line in lines:
+            said = _said(line)
+            if said is None:
+                others.append(line + b"\n")
+            else:
+                newest = said[1]
+                self.measuring = self.measuring or said[0] == "progress"
+        if others:
+            self._log.write(b"".join(others))
         return newest
 
 
 def _said(line: bytes) -> tuple[str, str] | None:
     """`starting` or `progress`, and the text; None where the line is neither."""
     try:
-        said = json.loads(line)
-    except ValueError:
+        said = json.loads(line) if line.lstrip().startswith(b"{") else None
+    except (ValueError, RecursionError):
         return None
     if not isinstance(said, dict):
         return None

@@ -1,5 +1,6 @@
 """Which trials are forked, from what, and that a forked one is as clean as one of a new interpreter."""
 
+import errno
 import json
 import os
 import subprocess
@@ -11,9 +12,11 @@ import psutil
 import pytest
 from made_sweep import make_spec, make_trace_file
 
+from orchestrator import forking
 from orchestrator.forking import CannotFork, ForkServer, ForkServers, why_not
-from orchestrator.launch import WORKER, Launch, Outcome, environment, follow, interpreter, launch
+from orchestrator.launch import WORKER, How, Launch, Outcome, environment, follow, interpreter, launch
 from orchestrator.package import install, pack
+from orchestrator.process_group import Deadlines
 from trials.preload import FORKABLE
 from trials.spec import TrialSpec
 
@@ -156,12 +159,21 @@ for said in follow(TrialSpec.model_validate_json(spec), Path(folder), way):
 
 
 @pytest.mark.parametrize(
-    "killed", [("keeper",), ("server",), ("launcher",), ("launcher", "server"), ("launcher", "keeper")]
+    "killed",
+    [
+        ("keeper",),
+        ("server",),
+        ("launcher",),
+        ("launcher", "server"),
+        ("launcher", "keeper"),
+        ("keeper", "server"),
+        ("server", "keeper"),
+    ],
 )
 def test_whoever_is_killed_the_worker_and_its_children_go_too(
     killed: tuple[str, ...], package: Path, tmp_path: Path
 ) -> None:
-    """Killed together: none of them has time to see to what another one leaves."""
+    """Killed together: none of them has time to see to what another one leaves. One of the three stays."""
     (tmp_path / "w.py").write_text(FAMILY)
     spec = spec_of("simulator", tmp_path).model_dump_json()
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path / "w.py"), spec, str(package), str(tmp_path / "out")]
@@ -186,3 +198,72 @@ def test_a_module_that_is_not_there_is_said(package: Path, tmp_path: Path) -> No
         ForkServer(interpreter(spec), env, ("-P", "-m", "trials.nothing"), "simulator")
     outcomes = [s for s in follow(spec, tmp_path / "a", Launch(package)) if isinstance(s, Outcome)]
     assert outcomes[0].exit_code == 0
+
+
+STUBBORN = (
+    "import json, signal, time; signal.signal(15, signal.SIG_IGN); print(json.dumps({'progress': ''}), flush=True)"
+)
+
+
+def test_a_server_that_killed_a_worker_forks_the_next_one(
+    package: Path, servers: ForkServers, tmp_path: Path
+) -> None:
+    """It is asked to reap before it knows that the worker has ended; it died of looking for the end of nobody."""
+    spec = spec_of("simulator", tmp_path)
+    (tmp_path / "w.py").write_text(f"{STUBBORN}; time.sleep(600)")
+    way = Launch(package, ("-P", str(tmp_path / "w.py")), Deadlines(60, 0.05, 0.05), how="fork", servers=servers)
+    pids = set()
+    for number in range(4):
+        assert launch(spec, tmp_path / str(number), way).ended_by == "run_deadline"
+        pids.add(servers.of(spec, interpreter(spec), environment(spec, package), way.worker).pid)
+    assert len(pids) == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "code"), [("sys.stdout.close()", 5), ("sys.stdout = None", 5), ("os.close(1)", 120)]
+)
+@pytest.mark.parametrize("how", ["exec", "fork"])
+def test_a_worker_that_closed_its_streams_ends_as_in_an_interpreter_of_its_own(
+    last: str, code: int, how: How, package: Path, servers: ForkServers, tmp_path: Path
+) -> None:
+    (tmp_path / "w.py").write_text(f"import os, sys\nprint('said')\n{last}\nraise SystemExit(5)")
+    way = Launch(package, ("-P", str(tmp_path / "w.py")), how=how, servers=servers)
+    assert launch(spec_of("simulator", tmp_path), tmp_path / "out", way).exit_code == code
+
+
+def test_a_server_and_a_keeper_that_are_stopped_are_ended_all_the_same(
+    package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(forking, "_END_S", 0.5)
+    spec = spec_of("simulator", tmp_path)
+    server = ForkServer(interpreter(spec), environment(spec, package), WORKER, "simulator")
+    both = [keeper := psutil.Process(server.pid), *keeper.children()]
+    assert len(both) == 2
+    for one in both:
+        one.suspend()
+    server.close()
+    _, alive = psutil.wait_procs(both, timeout=10)
+    assert not alive
+
+
+def test_a_lack_of_descriptors_costs_one_fork_and_none_for_good(
+    package: Path, servers: ForkServers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = spec_of("simulator", tmp_path)
+    env = environment(spec, package)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(forking.subprocess, "Popen", refuse)
+        with pytest.raises(CannotFork, match="Too many open files"):
+            servers.of(spec, interpreter(spec), env, WORKER)
+    server = servers.of(spec, interpreter(spec), env, WORKER)
+    before, made = set(os.listdir("/proc/self/fd")), []
+    with monkeypatch.context() as patched:
+        patched.setattr(forking.os, "pipe", lambda pipe=os.pipe: refuse() if made else made.append(1) or pipe())
+        with (tmp_path / "log").open("wb") as log, pytest.raises(OSError, match="Too many open files"):
+            server.start(["a", "b"], tmp_path, log, ())
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert server.alive

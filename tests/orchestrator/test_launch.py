@@ -13,7 +13,7 @@ import pytest
 from orchestrator.launch import Launch, environment, launch
 from orchestrator.package import Package, install, pack
 from orchestrator.parcel import File, Parcel, ParcelDamaged, collect, deliver
-from orchestrator.process_group import Deadlines
+from orchestrator.process_group import Deadlines, ProcessGroup
 from trials.spec import TrialSpec, trial_spec
 
 
@@ -171,6 +171,54 @@ def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="damaged"):
         install(Package("0" * 64, pack().archive), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+FLOOD = """
+import json, os, time
+print(json.dumps({"progress": ""}), flush=True)
+until = time.monotonic() + 12
+while time.monotonic() < until:
+    os.write(1, b"x\\n" * 32768)
+"""
+
+
+def test_a_worker_that_prints_faster_than_it_is_read_meets_its_deadline(no_package: Path, tmp_path: Path) -> None:
+    way = Launch(no_package, script(tmp_path, FLOOD), Deadlines(60, 0.5, 0.5))
+    outcome = launch(spec_of(), tmp_path / "out", way)
+    assert outcome.ended_by == "run_deadline"
+    assert outcome.wall_s < 9
+
+
+ODD = """
+import json
+print('{"a":' * 10_000)
+print("[" * 60_000)
+open("attempt.json", "w").write("[1]")
+"""
+
+
+def test_lines_and_facts_of_any_shape_end_no_launcher(no_package: Path, tmp_path: Path) -> None:
+    outcome = launch(spec_of(), tmp_path / "out", Launch(no_package, script(tmp_path, ODD)))
+    assert outcome.exit_code == 0, outcome
+    assert (tmp_path / "out" / "log.txt").stat().st_size == 5 * 10_000 + 1 + 60_000 + 1
+    assert json.loads((tmp_path / "out" / "attempt.json").read_text())["launch"] == "exec"
+
+
+def test_a_worker_whose_devices_cannot_be_watched_is_ended(
+    no_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+    monkeypatch.setattr(ProcessGroup, "end", lambda group, s, end=ProcessGroup.end: ended.append(end(group, s)))
+
+    class Unreadable:
+        def read(self) -> None:
+            raise OSError("no devices")
+
+    monkeypatch.setattr("orchestrator.launch.Watch", lambda *_: Unreadable().read())
+    way = Launch(no_package, script(tmp_path, "import time; time.sleep(60)"), reader=Unreadable())
+    with pytest.raises(OSError, match="no devices"):
+        launch(spec_of(), tmp_path / "out", way)
+    assert ended == [None]
 
 
 KERNEL = """
