@@ -142,7 +142,7 @@ def test_content_reaches_a_node_that_has_not_got_it(cluster: Emulated, terms: Ra
 
     trace = tmp_path / "t.parquet"
     trace.write_bytes(b"rows" * 1000)
-    asked = job(tmp_path, 1)
+    asked = job(tmp_path, 1, sleep_s=1)  # of a trial that is over at once nothing is said while it runs
     spec = asked.spec.model_copy(update={"trace": asked.spec.trace.model_copy(update={"path": str(trace)})})
     executor = RayExecutor(1, address=cluster.address, terms=terms)
     try:

@@ -160,7 +160,7 @@ def test_absent_empty_text_and_folder_are_no_traces(tmp_path: Path) -> None:
         (tmp_path / "odd").write_bytes(content)
         with pytest.raises(TraceError, match="odd: not a whole trace file"):
             load_trace(tmp_path / "odd")
-    with pytest.raises(TraceError, match="not a whole trace file"):
+    with pytest.raises(TraceError, match="this is a folder, and a trace"):
         load_trace(tmp_path)
 
 
