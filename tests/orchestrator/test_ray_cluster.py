@@ -109,7 +109,7 @@ def test_labels_and_whole_nodes_are_honoured_and_cores_are_its_own(
     needs = SlotNeeds(gpus=1, labels={"pool": "slow"}, accelerator_type="H200", exclusive_node=True)
     executor = RayExecutor(2, address=cluster.address, terms=replace(terms, needs=needs, pin=True))
     try:
-        executor.submit(job(tmp_path, 1, sleep_s=0.1))
+        executor.submit(job(tmp_path, 1, sleep_s=1))
         assert first_progress(executor).text.endswith("[0]")
         assert isinstance(end(executor), Done)
         assert len(nodes_of(executor, tmp_path, 2)) == 2
