@@ -201,8 +201,11 @@ class SweepFolder:
         return TrialRecord(card, attempts, chosen.result, chosen.folder, chosen.info)
 
     def save_card(self, card: TrialCard) -> None:
-        """The disk is waited for when the trial is over: the card of one that runs is written with each attempt."""
-        write = write_soon if card.state == "running" else write_text
+        """The disk is waited for when the trial is over: the card of one that runs is written with each attempt,
+        and what it was asked follows from the journal. Not so what a race knew when it asked."""
+        ladder = card.spec.measure.ladder
+        follows = ladder is None or ladder == ladder.unraced
+        write = write_soon if card.state == "running" and follows else write_text
         write(self.card(card.number), card.model_dump_json(indent=1) + "\n")
 
     def _with_reused(self, record: TrialRecord, records: dict[int, TrialRecord]) -> TrialRecord:

@@ -67,8 +67,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Ran
     return of
 
 
-@pytest.mark.parametrize("kind", SWEEPS)
-@pytest.mark.parametrize("spoil", [_removed, _emptied, _third, _most])
+@pytest.mark.parametrize(
+    ("kind", "spoil"),
+    [*((kind, spoil) for kind in SWEEPS for spoil in (_removed, _third)), ("grid", _emptied), ("tpe", _most)],
+)
 def test_a_journal_that_was_lost_is_filled_from_the_trials_on_disk(kind, spoil, whole, tmp_path):
     """What went wrong: resume asked anew, with two slots for other candidates, and ran them in the same folders."""
     ran, sweep = whole(kind)
@@ -136,8 +138,9 @@ def _garbage(path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
 
 
-@pytest.mark.parametrize("spoil", [_removed, _emptied, _garbage])
-@pytest.mark.parametrize("kind", SWEEPS)
+@pytest.mark.parametrize(
+    ("kind", "spoil"), [*((kind, _removed) for kind in SWEEPS), ("grid", _emptied), ("grid", _garbage)]
+)
 def test_a_card_that_was_lost_is_made_anew_and_said(kind, spoil, whole, tmp_path):
     """What went wrong: the trial was told, so that nobody asked for it, and the sweep ended one trial short."""
     ran, sweep = whole(kind)
@@ -193,3 +196,17 @@ def test_an_answer_to_another_question_is_not_credited_to_a_trial_that_was_kille
     again = drive(folder.path, sweep)
     assert "the result's spec hash" in (again.records[cut.number].attempts[0].lost or "")
     assert again.records[cut.number].card.decides == 2
+
+
+def test_what_a_race_knew_when_it_asked_outlasts_a_power_cut(tmp_path, monkeypatch):
+    """What went wrong: it follows from nothing else, so that the answer was to another question than was asked."""
+    for room in ("folder", "running"):  # the cut, beforehand: what is not waited for is lost
+        monkeypatch.setattr(
+            f"orchestrator.{room}.write_soon", lambda path, text: path.parent.mkdir(parents=True, exist_ok=True)
+        )
+    sweep, answer = make_sweep(tmp_path, *RACE), capacity_of(PEAK)
+    assert not drive_and_die(tmp_path / "out", sweep, 39, answer=answer)
+    folder = SweepFolder(tmp_path / "out")
+    answered = {n for n in range(20) if folder.answered(n)}
+    again = drive(folder.path, sweep, answer=answer)
+    assert not answered & {job.number for job in again.executor.ran}
