@@ -2,7 +2,8 @@
 
 Run as `python -m orchestrator.tracking_apart DRIVER_PID`. It reads lines from stdin: first where to send, then
 entries as they stand in the spool, each after its key; it answers each with a line of JSON, "" or why it did not
-arrive. It ends when its stdin does, and on Linux at once when its driver dies, before another driver can take over.
+arrive. It ends when its stdin does, when the database that it opened is another file, and on Linux at once when its
+driver dies, before another driver can take over.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from orchestrator.tracking_uri import local_database
 
 _ORDER = TypeAdapter(tuple[Target, Logged])
 _END_S = 10.0
+_REMEDY = "what it held of this sweep is made anew with `kvknee report DIR --rebuild-tracking`"
 
 
 class NotSent(Exception):
@@ -104,19 +106,34 @@ def serve(lines: IO[bytes], answers: IO[bytes]) -> None:
     target, logged = _ORDER.validate_json(lines.readline())
     database = local_database(target.uri)
     log = WriteAheadLog(database) if database is not None else None
-    sender = Sender(target, logged)
+    sender, opened = Sender(target, logged), None
     try:
         for number, line in enumerate(lines):
             key, _, text = line.partition(b" ")
             why = _sent(sender, text.decode(), int(key))
+            opened, before = _file(database), opened
+            if moved := before is not None and opened != before:
+                why = f"{database} was moved, deleted or replaced; {_REMEDY}"
+                print(f"tracking: {why}", file=sys.stderr, flush=True)  # what is lost is not sent again by itself
             answers.write(json.dumps(why).encode() + b"\n")
             answers.flush()
+            if moved:  # whoever comes next opens the one that is there
+                return
             if not number:
                 gc.collect()
                 gc.freeze()  # MLflow is imported now: a tenth of each entry would go into looking through it
     finally:
         if log is not None:
             log.close()
+
+
+def _file(database: Path | None) -> tuple[int, int] | None:
+    """Which file it is now; None where there is none, or a server."""
+    try:
+        found = database.stat() if database is not None else None
+    except OSError:
+        return None
+    return None if found is None else (found.st_dev, found.st_ino)
 
 
 def _sent(sender: Sender, text: str, key: int) -> str:

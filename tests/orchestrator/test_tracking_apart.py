@@ -1,22 +1,24 @@
 """The process that sends to MLflow: the same runs as from this one, whatever becomes of it or of its driver."""
 
+import io
+import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from test_tracking import Seen, entry_of, result_of
 
-from orchestrator.entries import SweepEntry
+from orchestrator.entries import Entry, SweepEntry, encode
 from orchestrator.sqlite_log import WriteAheadLog, file_system
 from orchestrator.tracking import MlflowTracker
-from orchestrator.tracking_apart import ApartSender
+from orchestrator.tracking_apart import ApartSender, serve
 from orchestrator.tracking_send import Logged, Target
 
 DRIVER = """
@@ -147,3 +149,37 @@ def test_a_network_file_system_is_left_with_sqlites_own_journal(
     write_to(tmp_path / "m.db", 1)
     assert mode_of(tmp_path / "m.db") == "delete"
     log.close()
+
+
+class Dictated(io.BytesIO):
+    """Lines of which each one is said once `before` it something was done."""
+
+    def __init__(self, order: bytes, entries: list[Entry], before: dict[int, Callable[[], object]]) -> None:
+        super().__init__(order)
+        self._entries, self._before = entries, before
+
+    def __iter__(self) -> Iterator[bytes]:
+        for key, entry in enumerate(self._entries):
+            self._before.get(key, bool)()
+            yield b"%d %s\n" % (key, encode(entry).encode())
+
+
+@pytest.mark.parametrize("stale_log", [False, True])
+def test_nothing_is_written_into_a_database_that_nobody_finds_any_more(
+    stale_log: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = tmp_path / "mlflow.db"
+    target = Target(f"sqlite:///{database}", "kvknee", (tmp_path / "artifacts").as_uri(), "s", tmp_path)
+    order = ApartSender(target, Logged())._order
+    entries = [SweepEntry("sweep"), *(entry_of(tmp_path, n, 1, None) for n in (1, 2, 3))]
+
+    def delete() -> None:
+        for path in tmp_path.glob("mlflow.db" if stale_log else "mlflow.db*"):
+            path.unlink()
+
+    answers = io.BytesIO()
+    serve(Dictated(order, entries, {2: delete}), answers)
+    first, second, third = map(json.loads, answers.getvalue().splitlines())
+    assert first == second == ""
+    assert "moved, deleted or replaced" in third
+    assert "--rebuild-tracking" in capsys.readouterr().err
