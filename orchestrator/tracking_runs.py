@@ -27,6 +27,8 @@ def connected(uri: str) -> Any:
 
     for chatty in ("mlflow", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # It prints what it raises as well, with all values of the row, at each of many tries.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     return MlflowClient(uri)
 
 

@@ -119,6 +119,23 @@ def test_a_run_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
     assert len(children_in(tmp_path / "db" / "mlflow.db")) == 3
 
 
+def test_what_a_database_refuses_is_raised_and_not_printed_with_its_values(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep, first, *_ = entries_of(tmp_path)
+    database = tmp_path / "db" / "mlflow.db"
+    sender = send_all([sweep], database)
+    with sqlite3.connect(database) as connection:
+        connection.execute("ALTER TABLE params RENAME TO elsewhere")
+    capfd.readouterr()
+    with pytest.raises(Exception, match="no such table"):
+        sender.send(encode(first), 1)
+    assert capfd.readouterr() == ("", "")
+    with sqlite3.connect(database) as connection:
+        connection.execute("ALTER TABLE elsewhere RENAME TO params")
+    assert children_in(database) == {}
+
+
 def test_a_deleted_run_is_not_written_over_and_a_deleted_experiment_takes_none(tmp_path: Path) -> None:
     sweep, first, second, _ = entries_of(tmp_path)
     uri = f"sqlite:///{tmp_path / 'db' / 'mlflow.db'}"
