@@ -67,7 +67,7 @@ class Driver:
         over = {record.number for record in records if record.state != "running"}
         for number in sorted(told - over):
             self._rooms.viewer.say(
-                f"trial {number}: it was told, and its trial.json cannot be read, or not as over"
+                f"trial {number}: over, but its trial.json cannot be read or is of before; taken up again"
             )
             self._study.take_up(number)
         for record in records:
