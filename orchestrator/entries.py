@@ -17,7 +17,7 @@ from trials.result import TrialResult
 from trials.spec import TrialSpec
 
 MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_KEY_CHARS = 6000, 5000, 250
-_NO_KEY = re.compile(r"[^\w\-. :/]", re.ASCII)
+_NO_KEY = re.compile(r"[^\w\-. :]", re.ASCII)  # a key of theirs may not look like a path that means another
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What stands in an MLflow store: connecting to it, and finding a sweep's experiment and runs."""
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -30,6 +31,22 @@ def connected(uri: str) -> Any:
     # It prints what it raises as well, with all values of the row, at each of many tries.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     return MlflowClient(uri)
+
+
+@contextlib.contextmanager
+def alone(database: Path | None) -> Iterator[None]:
+    """One process at a time: MLflow makes the tables of a file in many steps, and two at once leave neither's.
+
+    Held is the file's folder, which leaves nothing behind. Where it cannot be, as on some network file systems, or
+    for a server (None), nothing is held.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            if database is not None:
+                folder = os.open(database.parent, os.O_RDONLY)
+                held.callback(os.close, folder)
+                fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
 
 
 def experiment_of(client: Any, name: str, artifacts: str | None) -> str:

@@ -34,6 +34,7 @@ from orchestrator.tracking_rows import Point, Rows, WholeRun, id_of, rows_of
 from orchestrator.tracking_runs import (
     OVER,
     Child,
+    alone,
     connected,
     dataset_of,
     experiment_of,
@@ -41,6 +42,7 @@ from orchestrator.tracking_runs import (
     known_children,
     new_files_of,
 )
+from orchestrator.tracking_uri import local_database
 
 _PARAMS_A_BATCH, _METRICS_A_BATCH = 100, 900  # of at most 1,000 entities together
 _CHARS_A_BATCH = 400_000  # of params; a request holds at most a megabyte
@@ -100,8 +102,9 @@ class Sender:
 
     def _connect(self, name: str) -> None:
         """Find or make experiment and parent, and know the children that exist."""
-        client = connected(self._target.uri)
-        self._experiment = experiment_of(client, self._target.experiment, self._target.artifacts)
+        with alone(local_database(self._target.uri)):
+            client = connected(self._target.uri)
+            self._experiment = experiment_of(client, self._target.experiment, self._target.artifacts)
         mark = f"tags.`kvknee.sweep` = '{self._target.sweep_id}'"
         found = client.search_runs([self._experiment], mark, max_results=1, order_by=["attributes.start_time ASC"])
         if found:

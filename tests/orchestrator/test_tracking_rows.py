@@ -12,7 +12,9 @@ import pytest
 from test_tracking import entry_of, result_of
 
 from orchestrator import tracking_rows, tracking_send
-from orchestrator.entries import Content, SweepEntry, TrialEntry, encode
+from orchestrator.entries import Content, SweepEntry, TrialEntry, encode, params_of
+from orchestrator.tracking import MlflowTracker
+from orchestrator.tracking_apart import ApartSender
 from orchestrator.tracking_rows import Rows, WholeRun, id_of, rows_of
 from orchestrator.tracking_runs import connected
 from orchestrator.tracking_send import Logged, Sender, Target
@@ -164,6 +166,33 @@ def test_tables_not_known_here_are_left_to_the_client(tmp_path: Path, monkeypatc
 def test_the_pinned_mlflow_has_the_tables_that_are_known_and_a_server_none(tmp_path: Path) -> None:
     assert rows_of(connected(f"sqlite:///{tmp_path / 'mlflow.db'}")) is not None
     assert rows_of(connected("http://127.0.0.1:9")) is None
+
+
+@pytest.mark.parametrize("key", ["a//b", "../b", "b/", "./b", "b" * 300, "\u00e9", ""])
+def test_a_key_is_one_that_mlflow_takes(key: str, tmp_path: Path) -> None:
+    """The tables take more than it does, and one key that a server refuses would keep the whole run from it."""
+    from mlflow.utils.validation import _validate_param
+
+    entry = entry_of(tmp_path, 1, 1, None)
+    asked = entry.spec.engine.model_copy(update={"args": {key: "v" * 7000}})
+    params = params_of(entry.spec.model_copy(update={"engine": asked}))
+    assert [len(value) for name, value in params.items() if name.startswith("engine.args.")] == [6000]
+    for name, value in params.items():
+        _validate_param(name, value)
+
+
+def test_sweeps_that_make_one_database_at_once_find_all_their_runs_in_it(tmp_path: Path) -> None:
+    database = tmp_path / "shared.db"
+    trackers = []
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        trackers.append(MlflowTracker(tmp_path / name, uri=f"sqlite:///{database}", connect=ApartSender))
+        trackers[-1].record(SweepEntry(name))
+        trackers[-1].record(entry_of(tmp_path / name, 1, 1, None))
+    assert [(tracker.close(120), tracker.trouble) for tracker in trackers] == [(0, "")] * 3
+    with sqlite3.connect(database) as connection:
+        names = [name for (name,) in connection.execute("SELECT name FROM runs ORDER BY name")]
+    assert names == ["a", "b", "c", *["trial 0001"] * 3]
 
 
 def test_the_same_names_are_the_same_run() -> None:
