@@ -191,6 +191,24 @@ def test_whoever_is_killed_the_worker_and_its_children_go_too(
         assert not alive
 
 
+def test_the_launcher_kills_what_a_worker_left_whose_server_and_keeper_are_gone(
+    package: Path, servers: ForkServers, tmp_path: Path
+) -> None:
+    (tmp_path / "w.py").write_text(FAMILY)
+    way = Launch(package, ("-P", str(tmp_path / "w.py")), how="fork", servers=servers)
+    said = follow(spec_of("simulator", tmp_path), tmp_path / "out", way)
+    worker, child = (psutil.Process(int(pid)) for pid in str(next(said)).split())
+    above = [worker.parent().parent(), worker.parent()]
+    for one in above:
+        one.suspend()
+    for one in above:
+        one.kill()
+    psutil.wait_procs([*above, worker], timeout=10)
+    assert child.is_running()
+    said.close()
+    assert psutil.wait_procs([child], timeout=10)[1] == []
+
+
 def test_a_module_that_is_not_there_is_said(package: Path, tmp_path: Path) -> None:
     spec = spec_of("simulator", tmp_path)
     env = environment(spec, package)
