@@ -78,6 +78,13 @@ class Running:
                 self._write_spec(attempt.folder, record.spec)
         self._probed(record.number, [a.probe_s for a in record.attempts if a.probe_s])
 
+    def remember(self, record: TrialRecord) -> None:
+        """Tell the tracker once more of a trial that is over: a power cut may have taken what was not sent, and entries
+        are known by trial and attempt, so none stands twice."""
+        for attempt in record.attempts:
+            if attempt.result is not None or attempt.lost is not None:
+                self._remember(record.card, attempt)
+
     def go_on(self, at_once: int) -> None:
         """Start what waits for another attempt, as far as slots are free."""
         while self._again and len(self._active) < at_once:

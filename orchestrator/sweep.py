@@ -73,6 +73,7 @@ class Driver:
         for record in records:
             self._running.take_in(record)
             if record.number in told & over:
+                self._running.remember(record)
                 # Not as its card has it: what a hash covers may have been another thing then.
                 self._questions[record.number] = self._sweep.question(record.spec)
                 self._count(record, judged(record, self._sweep, self._slo))
