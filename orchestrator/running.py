@@ -79,7 +79,7 @@ class Running:
         self._probed(record.number, [a.probe_s for a in record.attempts if a.probe_s])
 
     def remember(self, record: TrialRecord) -> None:
-        """Tell the tracker once more of a trial that is over: a power cut may have taken what was not sent, and entries
+        """Tell the tracker once more of a trial that is over: a power cut may have taken what was not sent. Entries
         are known by trial and attempt, so none stands twice."""
         for attempt in record.attempts:
             if attempt.result is not None or attempt.lost is not None:
