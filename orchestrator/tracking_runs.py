@@ -49,6 +49,22 @@ def alone(database: Path | None) -> Iterator[None]:
         yield
 
 
+def make_tables(database: Path | None) -> None:
+    """Have a new file made beside its place, and moved there whole: MLflow makes its tables in many steps, and of a
+    process that is killed between them a file would stay with which no later one can go on."""
+    if database is None or database.exists():
+        return
+    database.parent.mkdir(parents=True, exist_ok=True)
+    beside = database.with_name(f".{database.name}.making")
+    for left in (beside, beside.with_name(f"{beside.name}-journal")):
+        left.unlink(missing_ok=True)
+    store = connected(f"sqlite:///{beside}")._tracking_client.store
+    store.engine.dispose()
+    with beside.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(beside, database)
+
+
 def experiment_of(client: Any, name: str, artifacts: str | None) -> str:
     """Its id; two drivers may make it at once, and then one finds it made."""
     found = client.get_experiment_by_name(name)

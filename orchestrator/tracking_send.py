@@ -40,6 +40,7 @@ from orchestrator.tracking_runs import (
     experiment_of,
     files_of,
     known_children,
+    make_tables,
     new_files_of,
 )
 from orchestrator.tracking_uri import local_database
@@ -102,7 +103,9 @@ class Sender:
 
     def _connect(self, name: str) -> None:
         """Find or make experiment and parent, and know the children that exist."""
-        with alone(local_database(self._target.uri)):
+        database = local_database(self._target.uri)
+        with alone(database):
+            make_tables(database)
             client = connected(self._target.uri)
             self._experiment = experiment_of(client, self._target.experiment, self._target.artifacts)
         mark = f"tags.`kvknee.sweep` = '{self._target.sweep_id}'"

@@ -1,6 +1,8 @@
 """A run that is put into the tables at once is the run that MLflow's own client would have left, row by row."""
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from orchestrator.tracking_send import Logged, Sender, Target
 from trials.fingerprint import trace_hash
 from trials.trace import load_trace, make_trace, save_trace
 
+ROOT = Path(__file__).parents[2]
 TABLES = ("runs", "tags", "params", "metrics", "latest_metrics", "datasets", "inputs", "input_tags")
 
 
@@ -199,3 +202,26 @@ def test_the_same_names_are_the_same_run() -> None:
     assert id_of("sweep", "1", "1") == id_of("sweep", "1", "1") != id_of("sweep", "1", "2")
     assert id_of("a", "bc") != id_of("ab", "c")
     assert len(id_of("sweep")) == 32
+
+
+def test_a_kill_while_tables_are_made_leaves_a_store_that_the_next_one_can_use(tmp_path: Path) -> None:
+    """What went wrong: some tables stayed, and no later process could make the others."""
+    code = (
+        "import os, sys, pathlib\n"
+        "from mlflow.store.db import utils\n"
+        "from orchestrator import tracking_runs\n"
+        "def killed(engine):\n"
+        "    with engine.begin() as connection:\n"
+        "        connection.exec_driver_sql('CREATE TABLE _alembic_tmp_metrics (a)')\n"
+        "        connection.exec_driver_sql('CREATE TABLE experiments (a)')\n"
+        "    os._exit(9)\n"
+        "utils._initialize_tables = killed\n"
+        "tracking_runs.make_tables(pathlib.Path(sys.argv[1]))\n"
+    )
+    database = tmp_path / "db" / "mlflow.db"
+    ended = subprocess.run([sys.executable, "-c", code, str(database)], cwd=ROOT, timeout=120, check=False)
+    assert ended.returncode == 9
+    assert not database.exists()
+    send_all(entries_of(tmp_path), database)
+    assert len(children_in(database)) == 3
+    assert [p.name for p in database.parent.iterdir() if p.is_file()] == ["mlflow.db"]
