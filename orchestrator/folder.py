@@ -6,7 +6,6 @@ attempt.json, requests.parquet, ledger.parquet, log.txt, lost.json where no resu
 """
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -241,12 +240,4 @@ def write_text(path: Path, text: str) -> None:
 
 def write_soon(path: Path, text: str) -> None:
     """Whole or not at all, also where the driver is killed; a power cut may leave it empty, or its forerunner."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.soon")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        error.filename = str(path)
-        raise
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), durable=False)

@@ -218,8 +218,11 @@ def _check_prefix_ids(trace: Trace) -> None:
             "check tokens_per_id and the tail rule")  # fmt: skip
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write(temporary_path)`, which fills that file, then rename: the file is there whole or not at all."""
+def write_whole(path: Path, write: Callable[[Path], object], durable: bool = True) -> None:
+    """Call `write(temporary_path)`, which fills that file, then rename: the file is there whole or not at all.
+
+    `durable` False: the disk is not waited for, and a power cut may leave it empty, or its forerunner.
+    """
     try:
         handle, name = _temporary(path)
     except OSError as error:
@@ -227,7 +230,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         raise
     try:
         write(Path(name))
-        os.fsync(handle)
+        if durable:
+            os.fsync(handle)
         os.fchmod(handle, 0o644)
         os.replace(name, path)
     except BaseException as error:
